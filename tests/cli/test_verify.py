@@ -40,6 +40,15 @@ def test_proved(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert printed.out.startswith(f"PROVED  {folder}\n") and not printed.err
 
 
+def test_run_without_a_trained_token_is_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with written_run(tmp_path, samples_per_task=1) as writer:
+        plain_episode(writer.write, turns=0)
+    assert main(["verify", str(tmp_path)]) == 3
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"EMPTY  {tmp_path}\n") and "1 proved" in printed
+    assert "nothing_trained: no sampled token is trained" in printed
+
+
 def test_export(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = folder.parent / "out.jsonl"
     assert main(["verify", str(folder), "--exported", str(out)]) == 0

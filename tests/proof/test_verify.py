@@ -363,7 +363,7 @@ def test_rollback() -> None:
     end = recorder.end()
     assert end.data["trajectories"] == [] and end.data["metrics"]["turns"] == 0
     certificate = verify_events(raws)
-    assert certificate.proved, certificate.text()
+    assert certificate.verdict is Verdict.EMPTY, certificate.text()
     assert (certificate.turns, certificate.trajectories, certificate.tokens.rolled_back) == (0, 0, 4)
     editor = LedgerEditor(raws)
     editor.of(EventKind.ROLLBACK)[-1].event.data["cause"] = 7
@@ -373,7 +373,7 @@ def test_rollback() -> None:
     recorder.call(None, context=[1], sampled=[2])
     recorder.rollback(0)
     recorder.end("stopped")
-    assert verify_events(unscored).proved
+    assert verify_events(unscored).verdict is Verdict.EMPTY
 
 
 def test_run_may_continue_with_more_samples() -> None:

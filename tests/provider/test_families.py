@@ -75,7 +75,7 @@ async def test_calls_run_and_a_malformed_one_is_answered(family: str) -> None:
     final = encoder.encode("<|channel|>final<|message|>done<|return|>" if "<|call|>" in encoder.control.ids else "done")
     turns = [turn_of(family, first), turn_of(family, *several), broken(family), list(final)]
     engine = ScriptedEngine(tokenizer(family), [Reply(ids=[*thought(family), *ids]) for ids in turns])
-    model = SGLangModel(tokenizer=engine.tokenizer, client=engine)
+    model = SGLangModel(tokenizer=engine.tokenizer, client=engine, on_hidden_tools="allow")  # DeepSeek's hide them
     agent = agent_on(model, tools=[echo])
     result = await agent.invoke_async("go")
     assert str(result).strip() == "done" and result.stop_reason == "end_turn"

@@ -10,9 +10,9 @@ import pytest
 from strands_sglang.chat.conversation import Conversation
 from strands_sglang.chat.conversation_index import ConversationIndex, IndexedTurn
 from strands_sglang.chat.soundness import sound_bridge
-from strands_sglang.errors import BridgeRefusedError
+from strands_sglang.errors import BridgeRefusedError, ConfigurationError
 from strands_sglang.provider import planning as plans
-from strands_sglang.provider.config import RewritePolicy, Settings
+from strands_sglang.provider.config import HiddenToolsPolicy, RewritePolicy, Settings
 from strands_sglang.provider.planning import Plan, Planner
 from strands_sglang.tokens import Join
 from support.families import tokenizer
@@ -32,6 +32,44 @@ def assistant(text: str, reasoning: str | None = None) -> dict[str, Any]:
 
 def planner(family: str = "qwen2.5") -> Planner:
     return Planner(*sound_bridge(tokenizer(family)))
+
+
+UNSHOWN = "renders the same prompt without them.*chat_template="
+WITH_SYSTEM = (
+    "{% for m in messages %}{% if m.role == 'system' and tools %}{{ tools | tojson }}{% endif %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
+"""Writes tools only if there is a system prompt."""
+
+
+@pytest.mark.parametrize(
+    ("template", "system", "shown"),
+    [
+        (None, None, True),
+        (WITH_SYSTEM.replace("tools | tojson", "''"), None, False),
+        (WITH_SYSTEM, None, False),
+        ("{# on_hidden_tools: allow #}" + WITH_SYSTEM, None, True),
+        (WITH_SYSTEM, "You calculate.", True),
+        (
+            WITH_SYSTEM.replace("{{ tools", "{% if not tools %}{{ raise_exception('no tools') }}{% endif %}{{ tools"),
+            "x",
+            True,
+        ),
+    ],
+)
+def test_tools_that_the_prompt_does_not_show_are_an_error(template: Any, system: Any, shown: bool) -> None:
+    made = Planner(*sound_bridge(tokenizer("qwen2.5"), chat_template=template))
+    conversation = Conversation.of([user("hi")], system=system, tool_specs=[SPEC])
+    lineage = ConversationIndex().lineage(conversation, None)
+    for _ in range(2):
+        if shown:
+            made.plan(conversation, lineage, Settings())
+        else:
+            with pytest.raises(ConfigurationError, match=UNSHOWN):
+                made.plan(conversation, lineage, Settings())
+            made.plan(conversation, lineage, Settings(on_hidden_tools=HiddenToolsPolicy.ALLOW))
+    without = Conversation.of([user("hi")], system=system)
+    made.plan(without, ConversationIndex().lineage(without, None), Settings())
 
 
 class Talk:

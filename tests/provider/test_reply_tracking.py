@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from strands import Agent
 from strands.hooks import AfterModelCallEvent, MessageAddedEvent
 from strands.middleware import InvokeModelStage
 
@@ -17,7 +19,7 @@ from strands_sglang import SGLangModel
 from strands_sglang.provider.reply_tracking import TURN_KEY, turns_named_in
 from strands_sglang.tokens import TokenTree
 from support.provider.agents import acting, agent_on, outline, said, scripted_model
-from support.scripted_engine import Reply, assert_exact, tool_call
+from support.scripted_engine import CHECKED, Reply, assert_exact, tool_call
 
 pytestmark = pytest.mark.usefixtures("exact")
 
@@ -150,6 +152,97 @@ async def test_calls_without_an_agent_are_kept_from_the_start() -> None:
     async for _ in model.stream([{"role": "user", "content": [{"text": "q"}]}], model_state={}):
         pass
     assert trained(model.current_episode.tree) == [0]
+
+
+def leave_by_cancel(agent: Agent) -> None:
+    agent.cancel()
+
+
+def leave_by_task(agent: Agent) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+
+
+def leave_by_error(agent: Agent) -> None:
+    raise ConnectionError("the reader left")
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("leave", [leave_by_cancel, leave_by_task, leave_by_error])
+async def test_a_reply_that_was_not_received_is_not_trained(
+    leave: Callable[[Agent], None], streaming: bool, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader leaves at each event, and after the last one; its generators may be closed much later, or never."""
+    if not known:
+        monkeypatch.setattr("strands_sglang.model.calling_agent", lambda *_: None)
+    kept, open_streams = [], []
+    for at in range(1, 20):
+        agent, _, tree = acting(["Hello there friend."], streaming=streaming)
+
+        async def read(agent: Any, at: int) -> int:
+            events = agent.stream_async("hi")
+            open_streams.append(events)
+            seen = 0
+            async for event in events:
+                seen += "event" in event
+                if seen == at and "event" in event:
+                    leave(agent)
+                    await asyncio.sleep(0)
+            return seen
+
+        seen, ends = at, (asyncio.CancelledError, ConnectionError)
+        with contextlib.suppress(*ends):
+            seen = await asyncio.ensure_future(read(agent, at))
+        received = [block["text"] for one in agent.messages if one["role"] == "assistant" for block in one["content"]]
+        was_added = "Hello there friend." in received
+        # Without metadata, which are the last event, an unknown agent's message names no turn: that is not trained.
+        assert bool(trained(tree)) == was_added or (was_added and not known and leave is leave_by_cancel), at
+        kept.append(bool(trained(tree)))
+        if seen < at:
+            break
+    assert not kept[0] and kept[-1]  # it was never received, and received whole
+    for events in open_streams:
+        with contextlib.suppress(Exception):
+            await events.aclose()
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_a_reply_is_not_kept_if_its_agent_is_cancelled_before_it_is_added(streaming: bool) -> None:
+    """All events were received, and a hook waits before the message is added."""
+
+    async def wait(event: AfterModelCallEvent) -> None:
+        committed.set()
+        await asyncio.Event().wait()
+
+    committed = asyncio.Event()
+    agent, _, tree = acting(["Hello there."], hooks=[wait], streaming=streaming)
+    work = asyncio.ensure_future(agent.invoke_async("hi"))
+    await committed.wait()
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    assert [turn.rejected for turn in tree] == [True] and tree.trajectories() == []
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_a_reply_to_a_caller_without_an_agent_is_kept_once_all_of_it_was_received(streaming: bool) -> None:
+    """As a gateway calls the model: whether its client got the reply is known when all events were taken."""
+    model, engine = scripted_model(lambda prompt: "Hello there.", "qwen2.5", streaming=streaming)
+    messages: Any = [{"role": "user", "content": [{"text": "q"}]}]
+    whole = [event async for event in model.stream(messages, model_state={})]
+    assert trained(model.current_episode.tree) == [0]
+    open_streams: list[Any] = []
+    for left in range(len(whole)):
+        with model.episode() as episode:
+            open_streams.append(model.stream(messages, model_state={}))
+            for _ in range(left + 1):
+                await anext(open_streams[-1])
+            assert trained(episode.tree) == [], left
+    for events in open_streams:
+        await events.aclose()
+    CHECKED.add(id(engine))
 
 
 async def test_a_long_lived_agent_gets_one_hook(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,10 +36,10 @@ async def test_resumed_run_keeps_run_id(tmp_path: Path, caplog: pytest.LogCaptur
     first = await run(build, ["a", "b"], PromptEngine(steps(2)), tmp_path / "whole")
     folder = crashed(tmp_path / "whole", tmp_path / "crash", 3)
     with caplog.at_level(logging.WARNING):
-        second = await run(build, ["a", "b"], PromptEngine(steps(2)), folder, limits=Limits(max_turns=9))
+        changed: dict[str, Any] = {"limits": Limits(max_turns=9), "allow_changed": "settings"}
+        second = await run(build, ["a", "b"], PromptEngine(steps(2)), folder, **changed)
     assert second.run_id == first.run_id
-    # Settings that differ from the start are logged, not rejected.
-    assert "settings" in caplog.text
+    assert "settings must be those of the recorded run: limits.max_turns null, got 9 | allowed" in caplog.text
     assert_proved(folder)
     sealed = read_seal(folder)
     assert sealed is not None and len(sealed["shards"]) == 2

@@ -24,7 +24,7 @@ from strands_sglang.runs import EndReason, Limits, Task
 from strands_sglang.runs.episode import Episode
 from strands_sglang.runs.workers.local import LocalWorker
 from strands_sglang.runs.workers.process_tuning import tool_threads
-from strands_sglang.runs.workers.spec import EpisodeSpec, RunSpec, fingerprint
+from strands_sglang.runs.workers.spec import EpisodeSpec, RunSpec
 from strands_sglang.tokens import VersionSpan
 from support.rollout.agent_kinds import KINDS, Kind, plain
 from support.rollout.scripts import RAN, PromptEngine, assert_proved, record_of, run, steps, summary
@@ -83,7 +83,7 @@ async def run_to_end(
     run_spec = RunSpec(kind.build, None, engine.inner.tokenizer, engine, limits, options, folder, "run", pausable=True)
     worker, spec, times = LocalWorker(replace(run_spec, **settings)), EpisodeSpec(TASK, 0), 0
     if folder is not None:
-        run_data = {"run": "run", "fingerprint": fingerprint(worker.model), "samples_per_task": 1}
+        run_data = {"run": "run", "fingerprint": worker.fingerprint, "samples_per_task": 1}
         write_run(folder, run_data)
     try:
         with tool_threads(64):

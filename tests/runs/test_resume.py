@@ -206,7 +206,9 @@ async def test_finished_run_is_read_back(tmp_path: Path) -> None:
     tasks = [Task(f"question {number}", answer=number, data={"n": [number]}) for number in range(3)]
     first = await run(build, tasks, PromptEngine(steps(2)), tmp_path, samples_per_task=2, reward=score)
     engine = PromptEngine(steps(2))
-    second = await run(build, tasks, engine, tmp_path, samples_per_task=2, reward=lambda episode: 1 / 0)
+    second = await run(
+        build, tasks, engine, tmp_path, samples_per_task=2, reward=lambda episode: 1 / 0, allow_changed="reward"
+    )
     assert not engine.calls
     for one, other in zip(first, second, strict=True):
         assert (one.id, one.task, one.sample, one.end_reason, one.reward_detail) == (

@@ -19,7 +19,7 @@ from strands_sglang.errors import (
     RunStoppedError,
     SandboxUnavailableError,
 )
-from strands_sglang.runs import EndReason, Task
+from strands_sglang.runs import EndReason, Episode, Task
 from strands_sglang.runs.episode import Failure
 from strands_sglang.runs.stop_criteria import StopCriteria, failure_line
 from support.rollout.agent_kinds import plain
@@ -99,6 +99,37 @@ async def test_rejected_requests_stop_run_but_outages_do_not() -> None:
         engine = PromptEngine(lambda prompt, before, error=error: error)  # type: ignore[misc]
         whole = await run(lambda task, model: plain(model), TASKS, engine)
         assert {one.end_reason for one in whole} == {ended}
+
+
+async def test_rewards_that_all_fail_stop_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def misspelt_reward(episode: Episode) -> float:
+        return float(episode.txt == "the end")  # type: ignore[attr-defined]
+
+    engine, build = PromptEngine(steps(1)), lambda task, model: plain(model)
+    with pytest.raises(RunStoppedError) as stopped:
+        await run(build, TASKS, engine, tmp_path, reward=misspelt_reward, concurrency=4)
+    message = str(stopped.value)
+    assert "the rewards of the first 8 episodes all failed with the same error" in message
+    assert "AttributeError" in message and "test_stop_criteria.py" in message
+    assert "strands-sglang score DIRECTORY --reward MODULE:FUNCTION --unscored" in message
+    await run(build, TASKS[:3], engine, reward=misspelt_reward)
+    assert "all rewards failed with the same error" in caplog.text
+    # After the fix, the same call scores the recorded episodes without sampling them again.
+    sampled = len(engine.calls)
+    whole = await run(build, TASKS[:4], engine, tmp_path, reward=lambda episode: 1.0)
+    assert [one.reward for one in whole] == [1.0] * 4 and len(engine.calls) == sampled
+
+
+async def test_rewards_and_agents_that_fail_with_the_same_class_are_different() -> None:
+    def build(task: Task, model: SGLangModel) -> Any:
+        if int(task.id) % 2:
+            raise ValueError("the agent")
+        return plain(model)
+
+    def reward(episode: Episode) -> float:
+        raise ValueError("the reward")
+
+    assert len(await run(build, TASKS, PromptEngine(steps(1)), reward=reward, concurrency=1)) == 20
 
 
 def test_failure_line() -> None:

@@ -83,6 +83,14 @@ class ChatTemplate:
         return source if isinstance(source, str) else json.dumps(source, sort_keys=True)
 
     @property
+    def hides_tools(self) -> bool:
+        """Whether a comment of the template declares that it writes no tools on purpose, because the model knows them.
+
+        The declaration belongs to the checkpoint: every program that uses it would otherwise need the same option.
+        """
+        return "on_hidden_tools: allow" in self.source
+
+    @property
     def variables(self) -> dict[str, Any]:
         """Template variables besides messages and tools: the tokenizer's special tokens, and the arguments."""
         return {**getattr(self._tokenizer, "special_tokens_map", {}), **self.arguments}

@@ -70,7 +70,12 @@ def end_style(ended: str) -> str:
 
 
 def list_lines(
-    name: str, rows: Sequence[SummaryRow], found: Sequence[SummaryRow], most: int | None, paint: Paint
+    name: str,
+    rows: Sequence[SummaryRow],
+    found: Sequence[SummaryRow],
+    most: int | None,
+    mixed: Sequence[str],
+    paint: Paint,
 ) -> list[str]:
     """Return a line about all episodes of a run, and a table of those that were found; `most` of them, None: all."""
     ends = Counter(row["end_reason"] or UNFINISHED for row in rows)
@@ -85,6 +90,10 @@ def list_lines(
     if not rows:
         return [f"{start}  no episodes"]
     lines = [f"{start}  {counted(len(rows), 'episode')}: {', '.join(parts)}{mean}"]
+    if mixed:
+        sizes = Counter(row["experiment"] for row in rows).most_common()
+        counts = " and ".join(f"{count:,}" for _, count in sizes)
+        lines.append(paint(f"mixed in {', '.join(mixed)}: {counts} episodes of {len(sizes)} experiments", "yellow"))
     if not found:
         return [*lines, "no episode matches"]
     more = 0 if most is None else len(found) - most
@@ -134,7 +143,7 @@ def shown_episode(record: EpisodeRecord, texts: TokenTexts | None) -> dict[str, 
             step["tokens"] = {"ids": ids, "logprobs": list(arrays.get("logprobs", ())), "texts": pieces}
             added = [int(id) for name in ("closing", "context") for id in arrays.get(name, ())]
             step["added"] = {"ids": added, "text": None if texts is None else "".join(texts.texts_of(added))}
-    names = ("id", "task", "sample", "epoch", "problems", "end", "reward", "metrics", "branches")
+    names = ("id", "task", "sample", "fingerprint", "epoch", "problems", "end", "reward", "metrics", "branches")
     return {**{name: view[name] for name in names}, "steps": sorted(steps, key=lambda step: int(step["event"]))}
 
 
@@ -144,6 +153,8 @@ class EpisodePrinter:
 
     paint: Paint
     limits: Mapping[str, Any]
+    mixed: Sequence[str]
+    """The parts of the experiment in which the episodes of the run differ."""
     longest: int | None
     """Characters of a text after which it is cut; None: it is not."""
     context: bool
@@ -159,6 +170,8 @@ class EpisodePrinter:
         lines += self._block("task", _prompt_text(task.get("prompt")))
         if task.get("answer") is not None:
             lines += self._block("answer", json.dumps(task["answer"], ensure_ascii=False))
+        for part in self.mixed:
+            lines += self._block("mixed", f"{part} {shown['fingerprint'].get(part, 'unknown')}")
         lines += [*(f"problem  {self._said(problem, 'red')}" for problem in shown["problems"]), ""]
         if self.paint.coloured and not self.tokens:
             levels = [*((f"{least:g} or more", name) for least, name in _LEVELS), ("less", "improbable")]

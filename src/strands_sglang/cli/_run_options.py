@@ -126,6 +126,12 @@ def setting_params() -> list[click.Parameter]:
             metavar="NAME",
             multiple=True,
         ),
+        option(
+            "--allow-changed",
+            "part of the experiment that may differ from the recorded run in the directory; can be repeated",
+            ["agent", "reward", "settings", "model", "packages"],
+            multiple=True,
+        ),
         option("--tool-arguments", "how the ledger records arguments of tools (default: record)", ["record", "digest"]),
         option("--durability", "which crashes a written event survives (default: process)", ["process", "machine"]),
         option("--preflight/--no-preflight", "check the server before the run (default: yes)", default=None),

@@ -125,7 +125,8 @@ class BeginData(TypedDict):
     run: str
     """Id of the run, as in run.json; "" if the run has no id."""
     fingerprint: dict[str, str]
-    """`template`: digest of tokenizer and chat template; `parser`: name of the tool parser."""
+    """`template`: digest of tokenizer and chat template; `parser`: name of the tool parser; `agent`, `reward`,
+    `settings`, `model`, `packages`: the parts of the experiment (`runs/experiment.py`), as far as they are known."""
 
 
 # --- engine calls -----------------------------------------------------------------------------------------------------
@@ -323,6 +324,8 @@ class ResumeData(TypedDict):
     """Worker name of the new process."""
     mark: str
     """Random hex digits, so that two processes that take over the same event write different events."""
+    fingerprint: NotRequired[dict[str, str]]
+    """As in `BeginData`, of the call that resumed the episode."""
 
 
 class RollbackData(TypedDict):
@@ -362,6 +365,8 @@ class RewardData(TypedDict):
     """Why scoring failed; None: it did not fail."""
     time: NotRequired[float]
     """Unix time in seconds; only on scores that were added after the end."""
+    by: NotRequired[str]
+    """The reward function, as in a fingerprint; only on scores that were added after the end."""
 
 
 class TeacherData(TypedDict):

@@ -31,6 +31,7 @@ from strands_sglang.ledger.event import (
     data_of,
 )
 from strands_sglang.ledger.files import FileStore, contents_in
+from strands_sglang.ledger.fingerprint import fingerprint_in
 from strands_sglang.ledger.shard import LARGEST_BLOCK
 from strands_sglang.tokens import TeacherLogprobs, TokenTree, Trajectory, TurnStatus
 from strands_sglang.tokens.serialization import RECORD_FORMAT
@@ -143,6 +144,11 @@ class EpisodeRecord:
             if event.kind is EventKind.RESUME:  # a resumed episode is scored again
                 return None
         return None
+
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        """What identifies the experiment it was run as: of the call that ran it last, and of its newest score."""
+        return fingerprint_in(self.events)
 
     @property
     def head(self) -> bytes:

@@ -17,6 +17,7 @@ from strands_sglang._json import as_dict, as_list, jsonable
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.encoding import EventHead, decoded_head
 from strands_sglang.ledger.event import AFTER_END, EventKind
+from strands_sglang.ledger.fingerprint import experiment_id, fingerprint_in
 from strands_sglang.ledger.reader import Ledger
 
 TEXT_CHARACTERS = 200
@@ -73,6 +74,8 @@ class SummaryRow(TypedDict):
     """First `TEXT_CHARACTERS` characters of the final text."""
     epoch: int
     """How many times it was resumed."""
+    experiment: str
+    """Digest of its fingerprint: rows with another one were run as another experiment; "": unknown."""
     events: int
     """Number of events that the row covers."""
 
@@ -192,6 +195,7 @@ class SummaryBuilder:
             **(last.data if ended and last is not None else _running_values(heads)),
             **_begin_values(self.id, begin),
             **_reward_values(_newest_reward(heads)),
+            "experiment": experiment_id(fingerprint_in(heads)),
             "epoch": max((head.epoch for head in self._heads), default=0),
             "events": self.count,
         }
@@ -222,7 +226,10 @@ def _light(head: EventHead) -> dict[str, Any]:
         return {
             "task": {"id": _scalar(as_dict(data.get("task")).get("id")), "prompt": _prompt(data)},
             "sample": _scalar(data.get("sample")),
+            "fingerprint": as_dict(data.get("fingerprint")),
         }
+    if head.kind is EventKind.RESUME:
+        return {"fingerprint": as_dict(data.get("fingerprint"))}
     if head.kind is EventKind.TOOL:
         result = data.get("result")
         failed = isinstance(result, dict) and result.get("status") == "error"
@@ -238,7 +245,7 @@ def _light(head: EventHead) -> dict[str, Any]:
             "failed": len(as_list(detail.get("failed_calls"))),
         }
     if head.kind is EventKind.REWARD:
-        return {"value": _scalar(data.get("value")), "error": _short(data.get("error"))}
+        return {"value": _scalar(data.get("value")), "error": _short(data.get("error")), "by": _scalar(data.get("by"))}
     return {"turns": _number(data.get("turns"))} if head.kind is EventKind.ROLLBACK else {}
 
 

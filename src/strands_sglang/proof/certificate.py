@@ -7,7 +7,7 @@ the same certificate.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -92,6 +92,8 @@ class Certificate:
     orphans: int = 0
     """Events written by processes that lost an episode to another; they are ignored."""
     tokens: TokenCounts = field(default_factory=TokenCounts)
+    experiment: dict[str, Counter[str]] = field(default_factory=dict)
+    """Parts of the experiment (agent, reward, settings, ...), each value with its number of episodes."""
     audits: int = 0
     """Conversations compared with a full rendering of the chat template during the run."""
     audit_differences: int = 0
@@ -124,6 +126,11 @@ class Certificate:
         """Whether the run is complete and proved."""
         return self.verdict is Verdict.PROVED
 
+    @property
+    def mixed(self) -> dict[str, dict[str, int]]:
+        """The parts of the experiment of which episodes have several values; empty: the run is one experiment."""
+        return {name: dict(values.most_common()) for name, values in self.experiment.items() if len(values) > 1}
+
     def add(self, finding: Finding) -> None:
         """Add a finding."""
         self.found[finding.kind] += 1
@@ -150,6 +157,7 @@ class Certificate:
             "versions": [[version, count] for version, count in self.versions.items()],
             "files": [_plain(file) for file in self.files],
             "content_files": self.content_files,
+            "experiment": {name: dict(values.most_common()) for name, values in self.experiment.items()},
             "teacher_tokens": self.teacher_tokens,
             "exported": None if self.exported is None else _plain(self.exported),
             "found": {kind.value: count for kind, count in self.found.items()},
@@ -180,6 +188,7 @@ class Certificate:
             ("files", f"{len(self.files)}, {sum(file.bytes for file in self.files):,} bytes" if self.files else ""),
             ("images", f"{counted(self.content_files, 'file')}" if self.content_files else ""),
             ("teacher", f"{counted(self.teacher_tokens, 'sampled token')} scored" if self.teacher_tokens else ""),
+            *(("MIXED", f"{part}: {_values(values)}") for part, values in self.mixed.items()),
             ("seal", _SEALS[self.seal]),
             ("signature", _SIGNATURES[self.signature]),
             ("exported", "" if self.exported is None else self.exported.text()),
@@ -199,9 +208,11 @@ class Certificate:
         return "\n".join(map(escape_for_terminal, lines))
 
 
+_MAX_VALUES = 8
 _NOT_TRAINED = ("rejected", "side", "constrained", "rolled_back", "unfinished")
 _MEANING = {
     Verdict.PROVED: "every prompt equals the recorded branch; every trained token was sampled at its position",
+    Verdict.EMPTY: "the record is complete and consistent, and has no token to train",
     Verdict.UNFINISHED: "the record is consistent so far; an end event or the seal is not written yet",
     Verdict.DATA_LOST: "a file or the end of a file is missing; the rest is consistent",
     Verdict.BROKEN: "the record contradicts itself: it was changed, or written incorrectly",
@@ -223,6 +234,12 @@ _SIGNATURES = {
 
 def _list(counts: Iterable[tuple[str, int]]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in counts if count)
+
+
+def _values(counts: Mapping[str, int]) -> str:
+    """Return the values of a part of the experiment, each with its number of episodes."""
+    shown = [f"{value} ({counted(count, 'episode')})" for value, count in list(counts.items())[:_MAX_VALUES]]
+    return "; ".join([*shown, *(["..."] if len(counts) > _MAX_VALUES else [])])
 
 
 def _plain(value: Any) -> dict[str, Any]:

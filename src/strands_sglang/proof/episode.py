@@ -60,6 +60,8 @@ class EpisodeProof:
     """Sampled tokens by weight version, including those that were rolled back."""
     files: set[str] = field(default_factory=set)
     """Digests of the files that its events refer to: images, and bytes in its task, tool calls and messages."""
+    fingerprint: dict[str, str] = field(default_factory=dict)
+    """The experiment it was run as: of its begin, its last resume and its newest score."""
     teacher_tokens: int = 0
     audits: int = 0
     """Conversations compared with a full rendering during the run, as declared in its end event."""
@@ -118,6 +120,7 @@ class _EventChecker:
             proof.last, self.end = event.kind, entry if event.kind is EventKind.END else None
         try:
             proof.files.update(_files_of(event))
+            proof.fingerprint.update(_fingerprint_of(event))
             if event.kind is EventKind.BEGIN:
                 proof.findings += [entry.finding(FindingKind.TASK, why) for why in _task_errors(event, run)]
             elif event.kind is EventKind.CALL:
@@ -345,10 +348,21 @@ def _task_errors(event: Event, run: Mapping[str, Any]) -> list[str]:
         found += [
             f"{name} of the episode is {ours[name]}, that of the run is {theirs[name]}"
             for name in ours
-            if name in theirs and ours[name] != theirs[name]
+            if name in theirs and ours[name] != theirs[name] and name not in _MAY_DIFFER
         ]
     return found
 
+
+def _fingerprint_of(event: Event) -> dict[str, str]:
+    """Return what an event says about the experiment."""
+    stated = {"reward": event.data.get("by")} if event.kind is EventKind.REWARD else event.data.get("fingerprint")
+    if event.kind not in (EventKind.BEGIN, EventKind.RESUME, EventKind.REWARD) or not isinstance(stated, dict):
+        return {}
+    return {name: value for name, value in stated.items() if isinstance(value, str)}
+
+
+_MAY_DIFFER = ("agent", "reward", "settings", "model", "packages")
+"""Parts of the experiment that a later call may change if that is allowed; the certificate states the values."""
 
 _FIELDS: dict[EventKind, dict[str, tuple[type, ...]]] = {
     EventKind.CALL_ERROR: {"error": (str,), "message": (str,), "prompt_digest": (str,), "prompt_tokens": (int,)},

@@ -20,6 +20,8 @@ class Verdict(str, Enum):
 
     PROVED = "proved"
     """The record is complete and consistent."""
+    EMPTY = "empty"
+    """The record is complete and consistent, and has no token to train."""
     UNFINISHED = "unfinished"
     """The record is consistent so far; the end of an episode, or the run's seal, is not written yet."""
     DATA_LOST = "data_lost"
@@ -74,12 +76,16 @@ class FindingKind(str, Enum):
     """The run has no seal, so missing episodes are undetectable."""
     NO_END = "no_end"
     NOT_BEGUN = "not_begun"
+    NOTHING_TRAINED = "nothing_trained"
+    """No sampled token of the verified episodes is trained."""
 
     @property
     def verdict(self) -> Verdict:
         """Best verdict that is possible with a finding of this kind."""
         if self in (FindingKind.FILE_SHORTENED, FindingKind.FILE_MISSING, FindingKind.EVENTS_LOST):
             return Verdict.DATA_LOST
+        if self is FindingKind.NOTHING_TRAINED:
+            return Verdict.EMPTY
         return Verdict.UNFINISHED if self in _UNFINISHED else Verdict.BROKEN
 
 

@@ -162,6 +162,8 @@ class RunVerifier:
                 certificate.add(finding)
             state = self._export
             certificate.exported = ExportedState(state.name, state.rows, state.agreed, state.left_out)
+        if certificate.proved and not certificate.tokens.trained:
+            certificate.add(Finding(FindingKind.NOTHING_TRAINED, "no sampled token is trained"))
 
     def _add_episode(self, proof: EpisodeProof) -> None:
         certificate = self.certificate
@@ -177,6 +179,8 @@ class RunVerifier:
         certificate.versions.update(proof.versions)
         certificate.audits += proof.audits
         certificate.teacher_tokens += proof.teacher_tokens
+        for part, value in proof.fingerprint.items():
+            certificate.experiment.setdefault(part, Counter())[value] += 1
         certificate.audit_differences += proof.audit_differences
         certificate.events.update({kind.value: count for kind, count in proof.events.items()})
         for finding in proof.findings:

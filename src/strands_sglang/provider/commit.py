@@ -74,7 +74,7 @@ def commit_turn(
             finish_reason=generation.finish_reason.value,
             prompt_tokens=generation.prompt_tokens,
             detail=_detail(generation, parsed, request, latency_ms),
-            status=TurnStatus.REJECTED if request.is_tracked else TurnStatus.KEPT,
+            status=TurnStatus.REJECTED,  # until its reply is received: see `TurnReply` and `reply_tracking`
             kept=generation.kept,
         )
     with episode.lock:
@@ -100,14 +100,9 @@ def commit_turn(
     _update_replaced(call, turn)
     if request.state is not None:
         request.state[STATE_KEY] = {"tree": call.tree.id, "turn": turn.id, "cycle": request.cycle}
-    committed = CommittedTurn(call, generation, live, turn, entry, blocks, text, parsed, truncated)
     if episode.observer is not None:
-        try:
-            episode.observer.committed(turn, generation)
-        except BaseException:
-            committed.reject()
-            raise
-    return committed
+        episode.observer.committed(turn, generation)
+    return CommittedTurn(call, generation, live, turn, entry, blocks, text, parsed, truncated)
 
 
 def _update_replaced(call: PreparedCall, turn: Turn) -> None:

@@ -44,6 +44,14 @@ class FailedCallPolicy(str, Enum):
     """The same, but the agent stops: well-formed calls of the turn are run, and the model is not called again."""
 
 
+class HiddenToolsPolicy(str, Enum):
+    """What to do if an agent has tools and the chat template does not write them into its first prompt."""
+
+    REFUSE = "refuse"
+    ALLOW = "allow"
+    """The model is sampled all the same: the system prompt describes the tools, or it was trained for exactly these."""
+
+
 class ArgumentCheck(str, Enum):
     """What validates the arguments of a well-formed call."""
 
@@ -87,6 +95,9 @@ class SGLangConfig(BaseModelConfig, total=False):
     """What to do when text that the framework added for one call only (a reminder, the state of the environment) is no
     longer in the conversation."""
     on_failed_call: FailedCallPolicy | str
+    on_hidden_tools: HiddenToolsPolicy | str
+    """Tools that the chat template does not write into the first prompt: an error ("refuse", the default) or intended
+    ("allow")."""
     arguments_checked_by: ArgumentCheck | str
     alarm_after: int | None
     """Turns with unparsed tool calls in another format after which a warning names the parser that would parse them;
@@ -125,6 +136,7 @@ class Settings:
     on_trim: RewritePolicy = RewritePolicy.FORK
     on_reminder: RewritePolicy = RewritePolicy.KEEP
     on_failed_call: FailedCallPolicy = FailedCallPolicy.TELL
+    on_hidden_tools: HiddenToolsPolicy = HiddenToolsPolicy.REFUSE
     arguments_checked_by: ArgumentCheck = ArgumentCheck.TOOL
     alarm_after: int | None = 10
     on_abort: AbortPolicy = AbortPolicy.CONTINUE
@@ -193,6 +205,7 @@ def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
         ("on_trim", RewritePolicy),
         ("on_reminder", RewritePolicy),
         ("on_failed_call", FailedCallPolicy),
+        ("on_hidden_tools", HiddenToolsPolicy),
         ("arguments_checked_by", ArgumentCheck),
         ("on_abort", AbortPolicy),
     ):

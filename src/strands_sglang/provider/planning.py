@@ -6,23 +6,26 @@ Invariant: planning changes nothing. It decides everything that is recorded of a
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from strands_sglang.chat.bridge import Bridge, PromptText
-from strands_sglang.chat.conversation import Conversation
+from strands_sglang.chat.conversation import Conversation, Preamble
 from strands_sglang.chat.conversation_index import IndexedTurn, Lineage
 from strands_sglang.chat.conversation_shape import ConversationShape, Step, opening_shape, step_of
 from strands_sglang.chat.image_files import ImageFile, images_of
 from strands_sglang.chat.messages import TemplateMessage
 from strands_sglang.chat.soundness import Soundness, runtime_soundness
-from strands_sglang.errors import BridgeRefusedError
+from strands_sglang.errors import BridgeRefusedError, ConfigurationError, TemplateRefusedError
 from strands_sglang.provider.appending import Appended, Appender
-from strands_sglang.provider.config import RewritePolicy, Settings
+from strands_sglang.provider.config import HiddenToolsPolicy, RewritePolicy, Settings
 from strands_sglang.tokens import Join
 from strands_sglang.tool_parsers import ParsedTurn, ToolParser
 from strands_sglang.tool_parsers.base import PlainTextParser
 
 logger = logging.getLogger(__name__)
+
+_MAX_PREAMBLES = 1024
 
 _logged: set[tuple[str, Step, RewritePolicy]] = set()
 
@@ -49,6 +52,7 @@ class Planner:
         self.parser = parser or PlainTextParser()
         self.soundness = soundness
         self.appender = Appender(bridge, runtime_soundness(soundness.digest), self.parser)
+        self._tools_shown: set[str] = set()  # keys of preambles
 
     def plan(self, conversation: Conversation, lineage: Lineage, settings: Settings) -> Plan:
         """Plan a turn; `settings` say what to do if history was rewritten."""
@@ -67,7 +71,26 @@ class Planner:
         join = Join.ROOT if lineage.rewritten_from is None else Join.FORKED
         shape = self.appender.inspected_shape(opening_shape(whole), whole)
         opening = self.bridge.open(whole, conversation.preamble.template_tools)
+        if settings.on_hidden_tools is HiddenToolsPolicy.REFUSE and not self.bridge.template.hides_tools:
+            self._check_tools_shown(conversation.preamble, whole, opening)
         return Plan(lineage, opening, join, shape, images=tuple(images_of(whole)))
+
+    def _check_tools_shown(self, preamble: Preamble, whole: list[TemplateMessage], opening: PromptText) -> None:
+        """Raise ConfigurationError if a first prompt is the same without its tools; once for each preamble."""
+        if preamble.template_tools is None or preamble.key in self._tools_shown:
+            return
+        with suppress(TemplateRefusedError):
+            if self.bridge.open(whole).text == opening.text:
+                names = ", ".join(tool["function"]["name"] for tool in preamble.template_tools[:8])
+                raise ConfigurationError(
+                    f"the chat template must write the agent's tools ({names}) into the prompt, but renders the same "
+                    "prompt without them, so the model does not see them: pass a template that writes tools as "
+                    "chat_template= (see docs/templates.md). If the system prompt describes them, or the model was "
+                    "trained for exactly these, pass on_hidden_tools='allow'"
+                )
+        if len(self._tools_shown) >= _MAX_PREAMBLES:
+            self._tools_shown.clear()
+        self._tools_shown.add(preamble.key)
 
     def _extended(
         self, parent: IndexedTurn, conversation: Conversation, lineage: Lineage, settings: Settings

@@ -6,7 +6,7 @@ metadata name the turn, to the agent's messages.
 
 Invariant: a tracked turn is kept only if its reply was added to an agent's messages, or is found there; once kept, it
 stays kept. Only if the agent is unknown (its calls share their invocation state with other agents, or are made without
-an agent's loop) does a turn count as kept from the start.
+an agent's loop) does a turn count as kept once the caller has received all events of its reply (`turn.TurnReply`).
 """
 
 from __future__ import annotations

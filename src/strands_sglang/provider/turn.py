@@ -109,16 +109,13 @@ class CommittedTurn:
     `chat/bridge.py` adds the missing end of the turn when the next messages are appended.
     """
 
-    def reject(self) -> None:
-        """Mark the turn as rejected: its reply is not part of any conversation."""
-        self.call.tree.reject(self.turn)
-
 
 @dataclass(frozen=True, slots=True)
 class TurnReply:
     """What the framework receives of a committed turn.
 
-    It is a context manager: if the framework does not receive all of it, because of an exception, the turn is rejected.
+    It is a context manager: the turn is committed as rejected, and kept once the `with` block has passed on all of it.
+    A tracked reply is kept once it is added to the agent's messages (`reply_tracking`).
     """
 
     committed: CommittedTurn
@@ -169,9 +166,9 @@ class TurnReply:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # The framework adds a message completely or not at all.
-        if kind is not None:
-            self.committed.reject()
+        call = self.committed.call
+        if kind is None and not call.request.is_tracked:
+            call.tree.restore(self.committed.turn)
 
 
 def schema_of(output_model: type[BaseModel] | None) -> str | None:

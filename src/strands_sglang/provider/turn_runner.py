@@ -100,7 +100,6 @@ class TurnRunner:
         turn, generation, request = committed.turn, committed.generation, committed.call.request
         episode, settings = request.episode, request.settings
         if generation.finish_reason is FinishReason.ABORT:
-            committed.reject()
             raise TurnAbortedError(
                 f"the engine aborted turn {turn.id} after {len(generation)} tokens "
                 f"({generation.finish_detail}); they are recorded as a rejected turn. Set on_abort='continue' to "
@@ -110,26 +109,21 @@ class TurnRunner:
             logger.warning(
                 "turns=<%d> | one episode keeps growing; start a new one with reset() or model.episode()", _MANY_TURNS
             )
-        try:
-            episode.set_last_turn(turn)
-            # Audited when the agent answers, and every so many turns before that.
-            if not committed.entry.shape.calls or turn.id % _AUDIT_EVERY == _AUDIT_EVERY - 1:
-                self._auditor.submit(episode, committed.entry, settings.audit_share)
-            if not committed.truncated and request.schema is None:
-                self._alarm.check(
-                    committed.text, committed.parsed, request.conversation.preamble.schemas, settings.alarm_after
-                )
-            if request.agent is not None and episode.observer is not None:
-                episode.observer.observe_agent(request.agent)
-            elif request.agent is not None:
-                raise_outages(request.agent)
-            handle_failed_calls(committed)
-            if request.is_tracked:
-                track_reply(request.agent, committed.call.tree, turn, committed.entry)
-        except BaseException:
-            # The framework adds a message completely or not at all: this reply is not part of any conversation.
-            committed.reject()
-            raise
+        episode.set_last_turn(turn)
+        # Audited when the agent answers, and every so many turns before that.
+        if not committed.entry.shape.calls or turn.id % _AUDIT_EVERY == _AUDIT_EVERY - 1:
+            self._auditor.submit(episode, committed.entry, settings.audit_share)
+        if not committed.truncated and request.schema is None:
+            self._alarm.check(
+                committed.text, committed.parsed, request.conversation.preamble.schemas, settings.alarm_after
+            )
+        if request.agent is not None and episode.observer is not None:
+            episode.observer.observe_agent(request.agent)
+        elif request.agent is not None:
+            raise_outages(request.agent)
+        handle_failed_calls(committed)
+        if request.is_tracked:
+            track_reply(request.agent, committed.call.tree, turn, committed.entry)
         return TurnReply(committed)
 
 

@@ -9,7 +9,7 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from strands_sglang._version import __version__
 from strands_sglang.ledger.run_dir import write_run
 from strands_sglang.ledger.seal import seal
 from strands_sglang.runs.episode import Episode
+from strands_sglang.runs.experiment import experiment_of, origin, served_model
 from strands_sglang.runs.groups import GroupCollector
 from strands_sglang.runs.monitoring.progress import Reporter
 from strands_sglang.runs.monitoring.telemetry import carrier_of, run_ended, run_span
@@ -43,13 +44,14 @@ class RunController:
         collector: GroupCollector,
         on_episode: Callable[[Episode], Any] | None,
         stop_if_first_fail: int | None = None,
+        allow_changed: Collection[str] = (),
     ) -> None:
         """Prepare the run; nothing is started. None: no callback, no early stop."""
         self.run_spec = replace(run_spec, run=previous_run.run.get("run", run_spec.run))
         """A resumed run keeps its run id."""
         self.collector = collector
         self._previous_run, self._on_episode = previous_run, on_episode
-        self._first_failures = FirstFailures(stop_if_first_fail)
+        self._first_failures, self._allow_changed = FirstFailures(stop_if_first_fail), allow_changed
         self._scored = 0  # episodes of a previous run that are only scored in this one
 
     def may_sample(self, tasks: Iterable[Any], samples: int) -> bool:
@@ -64,6 +66,9 @@ class RunController:
     ) -> None:
         """Run the episodes of all tasks; see `rollout` for the arguments."""
         totals = self.reporter.totals
+        if self.run_spec.directory is not None:
+            model = await served_model(self.run_spec.client)
+            self.run_spec = replace(self.run_spec, experiment=experiment_of(self.run_spec, model))
         with run_span(self.run_spec.run, samples_per_task=samples, total=totals.total) as span:
             self.run_spec = replace(self.run_spec, trace=carrier_of(span))
             worker = self._worker(workers, concurrency)
@@ -113,22 +118,19 @@ class RunController:
     def _open_run(self, fingerprint: dict[str, str], samples: int) -> None:
         """Write run.json for a new run, or check that the recorded run can be resumed; no-op without a ledger."""
         if self._previous_run.run:
-            self._previous_run.check(fingerprint)
+            self._previous_run.check(fingerprint, self._allow_changed)
             logger.info(
                 "run=<%s>, ended=<%d>, unfinished=<%d> | resuming a recorded run",
                 self.run_spec.run,
                 len(self._previous_run.finished),
                 len(self._previous_run.unfinished),
             )
-            if self._previous_run.run.get("settings") != (settings := self.run_spec.settings()):
-                logger.warning(
-                    "settings=<%s> | settings differ from those the run started with (see run.json)", settings
-                )
         elif self.run_spec.directory is not None:
             about: dict[str, Any] = {"run": self.run_spec.run, "created": time.time(), "package": __version__}
             if (name := self.run_spec.tokenizer_name()) is not None:
                 about["tokenizer"] = name
             about |= {"samples_per_task": samples, "fingerprint": fingerprint, "settings": self.run_spec.settings()}
+            about["origin"] = origin()
             write_run(self.run_spec.directory, about)
 
     def _groups(self, tasks: Iterable[Any], samples: int) -> Iterator[list[EpisodeSpec]]:

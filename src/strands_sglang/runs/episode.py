@@ -146,6 +146,8 @@ class Episode:
     """By the id of a branch's last turn: the branch's routed experts, if they were requested."""
     images: dict[str, bytes] | Callable[[], dict[str, bytes]] = field(default_factory=dict, repr=False)
     """The images of its turns, or a function that returns them; see `image_files`."""
+    fingerprint: dict[str, str] = field(default_factory=dict, repr=False)
+    """The experiment it was run as: `agent`, `reward`, `settings`, ...; without a ledger, only template and parser."""
     restored: bool = False
     """Whether a previous run ended it and this run read it from the ledger."""
 

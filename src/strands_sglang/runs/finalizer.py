@@ -171,9 +171,11 @@ def append_after_end(
 class EpisodeFinalizer:
     """Scores the episodes of one worker and writes their ends."""
 
-    def __init__(self, scorer: RewardRunner | None, writer: LedgerWriter | None) -> None:
+    def __init__(
+        self, scorer: RewardRunner | None, writer: LedgerWriter | None, fingerprint: Mapping[str, str]
+    ) -> None:
         """Create a finalizer; scorer None: episodes are not scored, writer None: nothing is written."""
-        self._scorer, self._writer = scorer, writer
+        self._scorer, self._writer, self._fingerprint = scorer, writer, dict(fingerprint)
 
     async def episode(
         self,
@@ -221,6 +223,7 @@ class EpisodeFinalizer:
             or ("" if outcome.end_reason.complete or outcome.end_reason.failed else episode_run.last_text),
             conversation=episode_run.messages,
             epoch=spec.next_epoch,
+            fingerprint=self._fingerprint,
             earlier=dict(recorder.earlier) if spec.record is not None else {},
             routed_experts=_experts(episode_run, tree) if recorded_tree is None else {},
             images=_images(episode_run, spec, recorded_tree),
@@ -263,8 +266,12 @@ class EpisodeFinalizer:
         if self._scorer is None or episode.end_reason.resumable:
             return episode
         episode.reward_detail = await self._scorer.score(episode)
+        by = self._fingerprint.get("reward", "")
+        episode.fingerprint = {**episode.fingerprint, "reward": by} if by else episode.fingerprint
         if self._writer is not None:
             reward: RewardData = {**episode.reward_detail.to_dict(), "time": time.time()}
+            if by:
+                reward["by"] = by
             append_after_end(self._writer, record, EventKind.REWARD, reward)
             await self._flush()
         return episode

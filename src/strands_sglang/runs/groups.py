@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TypeAlias, overload
 
 from strands_sglang.errors import ConfigurationError
+from strands_sglang.ledger.fingerprint import differing
 from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.runs.episode import Episode
 from strands_sglang.runs.monitoring.metrics import RunMetrics
@@ -57,6 +58,14 @@ class Group:
         if mean is None:
             return None
         return math.sqrt(math.fsum((reward - mean) ** 2 for reward in scored) / len(scored))
+
+    @property
+    def mixed(self) -> dict[str, dict[str, int]]:
+        """The parts of the experiment in which the episodes differ: each value with its number of episodes.
+
+        Empty unless `RunOptions.allow_changed` allowed it. Advantages within a mixed group compare two experiments.
+        """
+        return differing(episode.fingerprint for episode in self.episodes)
 
     def _scored(self) -> list[float]:
         return [reward for reward in self.rewards if reward is not None]

@@ -39,6 +39,7 @@ from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.provider.episode import read_conversations
 from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.runs.episode import Episode, EpisodeMetrics, Failure
+from strands_sglang.runs.experiment import Part, difference
 from strands_sglang.runs.reward import Reward
 from strands_sglang.runs.task import Task
 from strands_sglang.runs.workers.spec import EpisodeSpec
@@ -111,15 +112,42 @@ class PreviousRun:
     unscored: dict[str, EpisodeRecord] = field(default_factory=dict)
     """Records of the finished episodes without a reward, or whose reward failed, by id."""
 
-    def check(self, fingerprint: dict[str, str]) -> None:
-        """Raise ConfigurationError unless the run can be resumed with a model with this fingerprint."""
+    def check(self, fingerprint: dict[str, str], allowed: Collection[str] = ()) -> None:
+        """Raise ConfigurationError if a call with this fingerprint would mix experiments, unless that is allowed.
+
+        A part that no recorded result depends on may change: a corrected agent or reward continues the run.
+        """
         recorded = self.run.get("fingerprint", {})
-        for name, value in fingerprint.items():
-            if recorded.get(name, value) != value:
+        for name in ("template", "parser"):
+            if recorded.get(name, fingerprint[name]) != fingerprint[name]:
                 raise ConfigurationError(
-                    f"{name} must be the one of the recorded run ({recorded[name]}), got {value}: conversations would "
-                    "be rendered differently. Use the same tokenizer and options, or another directory"
+                    f"{name} must be the one of the recorded run ({recorded[name]}), got {fingerprint[name]}: "
+                    "conversations would be rendered differently. Use the same tokenizer and options, or another "
+                    "directory"
                 )
+        for part in Part:
+            now = fingerprint.get(part.value)
+            was = next((known for known in self._depended_on(part) if known not in (now, None)), None)
+            if now is None or was is None:
+                continue
+            told = f"{part.value} {difference(was, now)}"
+            if part.value not in allowed:
+                raise ConfigurationError(
+                    f"{told}. The groups of this run would mix samples of two experiments: use another directory. If "
+                    f"that is intended, pass RunOptions(allow_changed=[{part.value!r}]), on the command line "
+                    f"--allow-changed {part.value}: `verify`, `show`, the viewer and each group then say what is mixed"
+                )
+            logger.warning("%s | allowed: every report of the run says that it is mixed", told)
+
+    def _depended_on(self, part: Part) -> Iterator[str | None]:
+        """Yield the values of a part of the experiment that recorded results depend on; None: unknown."""
+        for episode in self.finished.values():
+            if not episode.end_reason.resumable and (part is not Part.REWARD or episode.reward is not None):
+                yield episode.fingerprint.get(part.value)
+        # What a resumed agent does is compared with its record, and it is scored at its end.
+        for record in self.unfinished.values() if part not in (Part.AGENT, Part.REWARD) else ():
+            if record.calls:
+                yield record.fingerprint.get(part.value)
 
     def complete_at(self, task: Task, samples: int, needed: int) -> float:
         """Return when the group of a task was complete, in seconds since 1970; infinity: never; see `specs`."""
@@ -229,6 +257,7 @@ def restored(record: EpisodeRecord) -> Episode:
         images=record.images,
         epoch=record.epoch,
         time=end["time"],
+        fingerprint=record.fingerprint,
         restored=True,
     )
 

@@ -28,6 +28,7 @@ from strands_sglang.ledger.writer import Durability
 from strands_sglang.provider.config import ModelOptions
 from strands_sglang.runs.controller import RunController
 from strands_sglang.runs.episode import Episode
+from strands_sglang.runs.experiment import Part
 from strands_sglang.runs.groups import GroupCollector, GroupFilter, GroupFilters, RunResult
 from strands_sglang.runs.interrupt import InterruptHandler, interrupted_line, this_command
 from strands_sglang.runs.limits import Limits
@@ -79,6 +80,9 @@ class RunOptions:
     """Whether the run changes settings of its processes while it runs: more threads for synchronous tools (the event
     loop's default executor), fewer garbage collections, and a limit of open files that allows for all connections.
     Executor and collector are restored at the end."""
+    allow_changed: Collection[str] = ()
+    """Parts of the experiment ("agent", "reward", "settings", "model", "packages") that may differ from those of the
+    recorded run in the directory. The run is then mixed, and `verify`, `show`, the viewer and `Group.mixed` say so."""
     fast_agents: bool = True
     """Whether agents run inside `fast_agents`. Without, the SDK's own loop limits an invocation to about 300 turns."""
 
@@ -90,6 +94,9 @@ class RunOptions:
         for name in ("preflight", "tune_runtime", "fast_agents"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigurationError(f"RunOptions.{name} must be True or False, got {getattr(self, name)!r:.100}")
+        parts = [self.allow_changed] if isinstance(self.allow_changed, str) else self.allow_changed
+        allowed = frozenset(chosen("RunOptions.allow_changed", part, Part).value for part in parts)
+        object.__setattr__(self, "allow_changed", allowed)
         tools = frozenset([self.rerun_tools] if isinstance(self.rerun_tools, str) else self.rerun_tools)
         object.__setattr__(self, "rerun_tools", tools)
         arguments = chosen("RunOptions.tool_arguments", self.tool_arguments, ToolArguments)
@@ -280,6 +287,7 @@ async def rollout(
             GroupCollector(StopCriteria(stop_after_groups, min_samples_per_task), group_filters),
             on_episode,
             options.stop_if_first_fail,
+            options.allow_changed,
         )
         try:
             if options.preflight and controller.may_sample(checked, samples_per_task):

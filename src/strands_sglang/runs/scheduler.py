@@ -31,7 +31,7 @@ class Worker(Protocol):
 
     @property
     def fingerprint(self) -> dict[str, str]:
-        """Identifiers of the chat template and the tool parser; see `spec.fingerprint`."""
+        """What identifies the experiment; see `spec.fingerprint`."""
         ...
 
     async def run(

@@ -20,6 +20,12 @@ from strands_sglang.runs.episode import Episode, Failure
 
 logger = logging.getLogger(__name__)
 
+_CONTINUE = "Fix the error and make the same call again: with a directory, it continues from the recorded turns"
+_SCORE_AGAIN = (
+    "Fix the reward and make the same call again: with a directory, the recorded episodes are scored without sampling, "
+    "as `strands-sglang score DIRECTORY --reward MODULE:FUNCTION --unscored` does"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class StopCriteria:
@@ -40,28 +46,30 @@ class StopCriteria:
 
 
 class FirstFailures:
-    """Counts the first episodes of a run that failed with the same error class."""
+    """Counts the first episodes of a run that failed, or whose rewards failed, with the same error class."""
 
     def __init__(self, limit: int | None) -> None:
         """Set the number of identical failures that stops the run; None: the run is never stopped."""
         self._limit = limit
         self._count, self._others = 0, 0
         self._first: Failure | None = None
+        self._is_reward = False
 
     def add(self, episode: Episode) -> None:
         """Count an episode that ended in this process; RunStoppedError once all the first ones failed alike."""
-        failure = episode.failure
-        counts = failure is not None and _is_run_error(episode.end_reason, failure)
-        if failure is None or not counts or (self._first is not None and self._first.kind != failure.kind):
+        failure, is_reward = _run_error(episode), episode.reward_detail.error is not None
+        known = self._first
+        if failure is None or (known is not None and (known.kind, self._is_reward) != (failure.kind, is_reward)):
             self._others += 1
             return
-        self._first = self._first or failure
+        self._first, self._is_reward = known or failure, is_reward
         self._count += 1
         if self._count == self._limit and not self._others:
+            rewards = f"the rewards of the first {counted(self._count, 'episode')}"
+            failed = rewards if is_reward else f"the first {counted(self._count, 'episode')}"
             raise RunStoppedError(
-                f"the first {counted(self._count, 'episode')} all failed with the same error, and the run was stopped: "
-                f"{failure_line(self._first)}\n"
-                "Fix the error and make the same call again: with a directory, it continues from the recorded turns. "
+                f"{failed} all failed with the same error, and the run was stopped: {failure_line(self._first)}\n"
+                f"{_SCORE_AGAIN if is_reward else _CONTINUE}. "
                 "RunOptions(stop_if_first_fail=None) never stops a run for failures"
             )
 
@@ -69,9 +77,10 @@ class FirstFailures:
         """Log an error if all episodes of the run failed with the same error class but were too few to stop it."""
         if self._first is not None and not self._others:
             logger.error(
-                "episodes=<%d>, error=<%s> | all episodes failed with the same error",
+                "episodes=<%d>, error=<%s> | all %s failed with the same error",
                 self._count,
                 failure_line(self._first),
+                "rewards" if self._is_reward else "episodes",
             )
 
 
@@ -81,8 +90,13 @@ def failure_line(failure: Failure) -> str:
     return f"{failure.kind}: {failure.message}" + (f" ({places[-1]})" if places else "")
 
 
-def _is_run_error(end_reason: EndReason, failure: Failure) -> bool:
-    """Return whether a failure is an error of the agent's code or tools or a rejected request, not an engine outage."""
-    return end_reason in (EndReason.AGENT_ERROR, EndReason.TOOL_UNAVAILABLE) or (
-        end_reason is EndReason.ENGINE_ERROR and failure.kind == RequestRejectedError.__name__
-    )
+def _run_error(episode: Episode) -> Failure | None:
+    """Return the error of the agent's code, of a tool, a rejected request or the reward; None: none, or an outage."""
+    if (error := episode.reward_detail.error) is not None:
+        kind, _, message = error.partition(": ")
+        return Failure(kind, message)
+    failure, end_reason = episode.failure, episode.end_reason
+    if failure is None or end_reason in (EndReason.AGENT_ERROR, EndReason.TOOL_UNAVAILABLE):
+        return failure
+    is_rejected = end_reason is EndReason.ENGINE_ERROR and failure.kind == RequestRejectedError.__name__
+    return failure if is_rejected else None

@@ -62,7 +62,7 @@ def episode_view(
         "id": record.id,
         "task": begin.get("task"),
         "sample": begin.get("sample"),
-        "fingerprint": begin.get("fingerprint"),
+        "fingerprint": record.fingerprint,
         "epoch": record.epoch,
         "orphans": record.orphans,
         "problems": problems,

@@ -52,14 +52,14 @@ async def test_resumed_run_retries_a_failed_reward(tmp_path: Path) -> None:
         scored.append((episode.id, episode.restored, episode.text, episode.messages))
         return 1.0
 
-    again = await run(build, TASKS, engine, tmp_path, reward=fixed)
+    again = await run(build, TASKS, engine, tmp_path, reward=fixed, allow_changed="reward")
     assert [one.reward for one in again] == [1.0, 0.25] and not engine.calls
     assert scored == [("a/0", True, first[0].text, bare(first[0].messages))]
     assert again.metrics.restored == 2 and summaries(again) == summaries(first)
     assert recorded_rewards(tmp_path, "a") == [None, 1.0] and recorded_rewards(tmp_path, "b") == [0.25]
     assert_proved(tmp_path)
     # It is scored now.
-    await run(build, TASKS, engine, tmp_path, reward=fixed)
+    await run(build, TASKS, engine, tmp_path, reward=fixed, allow_changed="reward")
     assert len(scored) == 1
 
 
@@ -124,7 +124,8 @@ async def test_run_is_scored_again(tmp_path: Path) -> None:
     assert {id: restored(Ledger(tmp_path).episode(id)).reward for id in ("a/0", "b/0")} == {"a/0": 3.0, "b/0": 1.0}
     assert_proved(tmp_path)
     # The failed episode is resumed, next to the scored ones.
-    whole = await run(build, tasks, PromptEngine(steps(1)), tmp_path, reward=lambda episode: 0.5)
+    changed = {"reward": lambda episode: 0.5, "allow_changed": ["agent", "reward"]}
+    whole = await run(build, tasks, PromptEngine(steps(1)), tmp_path, **changed)
     assert [one.reward for one in whole] == [3.0, 1.0, 0.5] and whole[2].end_reason is EndReason.ANSWERED
     assert_proved(tmp_path)
 

@@ -22,7 +22,7 @@ from strands_sglang.runs import EndReason, Limits, Task
 from strands_sglang.runs.recording import pausable_engine
 from strands_sglang.runs.recording.pausable_engine import PausableEngine, PausedError
 from strands_sglang.runs.workers.local import LocalWorker
-from strands_sglang.runs.workers.spec import EpisodeSpec, RunSpec, fingerprint
+from strands_sglang.runs.workers.spec import EpisodeSpec, RunSpec
 from strands_sglang.tokens import VersionSpan
 from support.rollout.agent_kinds import build, plain
 from support.rollout.scripts import PromptEngine, assert_proved, record_of, steps
@@ -127,7 +127,7 @@ async def pause_and_resume(engine: Once, build: Any, folder: Path, later: Any, *
     """Return an episode that was paused in its first turn and resumed with other sampling parameters."""
     run_spec = RunSpec(build, None, engine.inner.tokenizer, engine, Limits(), options, folder, "run", pausable=True)
     worker = LocalWorker(run_spec)
-    write_run(folder, {"run": "run", "fingerprint": fingerprint(worker.model), "samples_per_task": 1})
+    write_run(folder, {"run": "run", "fingerprint": worker.fingerprint, "samples_per_task": 1})
     try:
         first = await asyncio.wait_for(worker.run(EpisodeSpec(TASK, 0), pause=engine.pause), 30)
         assert first.end_reason is EndReason.PAUSED and first.record is not None

@@ -153,9 +153,9 @@ def summaries(episodes: Iterable[Episode], *, ordered: bool = True) -> dict[str,
 
 
 def assert_proved(directory: Path) -> None:
-    """Check that `verify` proves a run, and that its ledger says what was reported."""
+    """Check that `verify` proves a run, or says that it proves nothing because no token is trained."""
     certificate = verify(directory)
-    assert certificate.verdict is Verdict.PROVED, certificate.text()
+    assert certificate.verdict in (Verdict.PROVED, Verdict.EMPTY), certificate.text()
 
 
 def assert_same(directory: Path, episodes: Iterable[Episode]) -> None:

@@ -39,11 +39,25 @@ def run(directory: str, episode: str | None, **options: Any) -> int:
     EPISODE is an episode id such as task-7/0, or the start of one.
     """
     from strands_sglang.cli._recorded_run import open_run
+    from strands_sglang.ledger.summary import run_rows
 
     run_file = open_run(directory)
     if episode is None:
         return _show_list(Path(directory), **options)
-    return _show_episode(_record(Path(directory), episode), run_file, **options)
+    mixed = _mixed(Path(directory), run_rows(Path(directory)))
+    return _show_episode(_record(Path(directory), episode), run_file, mixed, **options)
+
+
+def _mixed(directory: Path, rows: Sequence[SummaryRow]) -> list[str]:
+    """Return the parts of the experiment in which the episodes of a run differ."""
+    from strands_sglang.ledger.fingerprint import differing
+    from strands_sglang.ledger.reader import Ledger
+
+    one_of_each = {row["experiment"]: row["id"] for row in rows}
+    if len(one_of_each) < 2:
+        return []
+    ledger = Ledger(directory)
+    return list(differing(ledger.episode(id).fingerprint for id in one_of_each.values()))
 
 
 def _record(directory: Path, start: str) -> EpisodeRecord:
@@ -94,7 +108,7 @@ def _show_list(
     else:
         most = _ROWS if limit is None else limit or None
         paint = cli.Paint(cli.wants_colours())
-        print("\n".join(_episode_text.list_lines(str(directory), rows, found, most, paint)))
+        print("\n".join(_episode_text.list_lines(str(directory), rows, found, most, _mixed(directory, rows), paint)))
     return SHOWN if found else NOTHING
 
 
@@ -120,6 +134,7 @@ def _sorted(rows: list[SummaryRow], by: str, reverse: bool) -> list[SummaryRow]:
 def _show_episode(
     record: EpisodeRecord,
     run_file: dict[str, Any],
+    mixed: list[str],
     *,
     tokenizer: str | None,
     ids: bool,
@@ -135,7 +150,9 @@ def _show_episode(
         return SHOWN
     limits = _episode_text.mapping(_episode_text.mapping(run_file.get("settings")).get("limits"))
     paint, longest = cli.Paint(cli.wants_colours()), None if full else _CHARACTERS
-    printer = _episode_text.EpisodePrinter(paint, limits=limits, longest=longest, context=context, tokens=tokens)
+    printer = _episode_text.EpisodePrinter(
+        paint, limits=limits, mixed=mixed, longest=longest, context=context, tokens=tokens
+    )
     print("\n".join(printer.lines(shown)))
     return SHOWN
 

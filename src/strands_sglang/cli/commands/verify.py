@@ -131,7 +131,7 @@ command = cli.Command(
         0: "proved",
         1: "broken; or logprobs (--rescore) or rendered conversations (--templates) differ",
         2: "invalid arguments, or no such run, episode, export or key",
-        3: "unfinished, or files are missing; or logprobs could not be compared (--rescore)",
+        3: "unfinished, empty (no trained token), or files are missing; or logprobs could not be compared (--rescore)",
     },
     examples=[
         "verify runs/first",

@@ -166,9 +166,12 @@ async def soundness(setup: Setup) -> Finding:
         if tools is None:
             return warned(found, f"if your agent has tools: {_NO_TOOLS}")
     elif not bridge.template.writes_tools and tools != []:
-        return warned(
+        is_allowed = setup.options.get("on_hidden_tools") == "allow" or bridge.template.hides_tools
+        report = failed if tools and not is_allowed else warned
+        return report(
             "the template writes tool calls, but not the available tools: the model does not see them",
-            "describe the tools in the system prompt, unless the model was trained for exactly these",
+            "pass a template that writes them as chat_template=; if the system prompt describes the tools, or the "
+            "model was trained for exactly these, pass on_hidden_tools='allow'",
         )
     proved = ", ".join(sound.proved) or "nothing"
     if written and Step.TOOL.value not in sound.proved:

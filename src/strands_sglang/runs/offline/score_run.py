@@ -14,6 +14,7 @@ from pathlib import Path
 from strands_sglang.ledger.event import RewardData, data_of
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.runs.finalizer import EpisodeFinalizer, RewardRunner
+from strands_sglang.runs.function_source import function_source
 from strands_sglang.runs.resume import appending, is_over
 from strands_sglang.runs.reward import Reward
 from strands_sglang.runs.workers.spec import ScoreEpisode
@@ -66,7 +67,7 @@ async def score_run(
     loop = asyncio.get_running_loop()
     scored: list[ScoreRunResult] = []
     async with appending(Path(directory), _WORKER, episodes) as (writer, records):
-        finalizer = EpisodeFinalizer(reward_runner, writer)
+        finalizer = EpisodeFinalizer(reward_runner, writer, {"reward": function_source(reward)})
         to_score = (record for record in records if _is_wanted(record, unscored_only))
         while batch := await loop.run_in_executor(None, _next_batch, to_score):
             scored += await asyncio.gather(*(_score(finalizer, record) for record in batch))

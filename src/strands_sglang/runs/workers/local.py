@@ -57,15 +57,12 @@ class LocalWorker:
         if run_spec.directory is not None:
             self._writer = LedgerWriter(run_spec.directory, worker=worker, durability=run_spec.durability)
         scorer = None if run_spec.reward is None else RewardRunner(run_spec.reward, timeout=run_spec.reward_timeout)
-        self._finalizer = EpisodeFinalizer(scorer, self._writer)
+        self.fingerprint = fingerprint(self.model, run_spec)
+        """What identifies the experiment; see `spec.fingerprint`."""
+        self._finalizer = EpisodeFinalizer(scorer, self._writer, self.fingerprint)
         self._pauses: dict[str, asyncio.Future[float]] = {}  # by episode; the result is the seconds to wait
         self._gateways = Gateways()
         quiet_logs()
-
-    @property
-    def fingerprint(self) -> dict[str, str]:
-        """Identifiers of the chat template and the tool parser; see `spec.fingerprint`."""
-        return fingerprint(self.model)
 
     async def run(
         self,
@@ -215,7 +212,7 @@ class LocalWorker:
                     "task": spec.task.to_dict(put_data),
                     "sample": spec.sample,
                     "run": self.run_spec.run,
-                    "fingerprint": fingerprint(self.model),
+                    "fingerprint": self.fingerprint,
                 }
                 chain.append(EventKind.BEGIN, data)
             else:
@@ -262,6 +259,7 @@ class LocalWorker:
             "pid": os.getpid(),
             "worker": self._worker,
             "mark": token_hex(8),
+            "fingerprint": self.fingerprint,
         }
         chain.append(EventKind.RESUME, resume)
         return chain

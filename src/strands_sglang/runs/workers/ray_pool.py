@@ -188,8 +188,8 @@ class RayPool:
 
     @property
     def fingerprint(self) -> dict[str, str]:
-        """Identifiers of the chat template and the tool parser; see `spec.fingerprint`."""
-        return fingerprint(self._run_spec.model())
+        """What identifies the experiment; see `spec.fingerprint`."""
+        return fingerprint(self._run_spec.model(), self._run_spec)
 
     def unreachable_seconds(self) -> float:
         """Return the longest time in seconds that a worker could not reach the engine; 0.0: all reach it."""

@@ -94,6 +94,8 @@ class RunSpec:
     fast_agents: bool = True
     """Whether episodes run inside `fast_agents`."""
     trace: dict[str, str] = field(default_factory=dict)
+    experiment: dict[str, str] = field(default_factory=dict)
+    """What `experiment.experiment_of` returns; empty: nothing is recorded."""
 
     def settings(self) -> dict[str, Any]:
         """Return model options and limits as plain data for the ledger; other objects are replaced by their repr."""
@@ -124,9 +126,9 @@ class RunSpec:
         return SGLangModel(tokenizer=self.tokenizer, client=self.client, sampling_params=sampling, **options)
 
 
-def fingerprint(model: SGLangModel) -> dict[str, str]:
-    """Return identifiers of the chat template and the tool parser: a run can only be resumed with the same ones."""
-    return {"template": model.soundness.digest, "parser": type(model.tool_parser).__name__}
+def fingerprint(model: SGLangModel, run_spec: RunSpec) -> dict[str, str]:
+    """Return what identifies the experiment of a run: chat template, tool parser, and `RunSpec.experiment`."""
+    return {"template": model.soundness.digest, "parser": type(model.tool_parser).__name__, **run_spec.experiment}
 
 
 _MAX_CACHED = 256  # models besides the default one: a trainer needs one each for training, evaluation, and every seed

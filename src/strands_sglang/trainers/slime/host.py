@@ -22,6 +22,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from strands_sglang.engine import SGLangClient, TokenEngine
 from strands_sglang.errors import ConfigurationError, EngineError
 from strands_sglang.ledger.run_dir import write_run
 from strands_sglang.runs.episode import Episode
+from strands_sglang.runs.experiment import experiment_of, origin
 from strands_sglang.runs.limits import Limits
 from strands_sglang.runs.preflight import preflight_run
 from strands_sglang.runs.workers.local import LocalWorker
@@ -215,10 +217,10 @@ class SlimeHost:
             reward_timeout=self._reward_timeout,
         )
         if directory is not None:
-            about = {"run": run, "created": time.time(), "package": __version__}
-            write_run(
-                directory, {**about, "fingerprint": fingerprint(run_spec.model()), "settings": run_spec.settings()}
-            )
+            self._run_spec = run_spec = replace(run_spec, experiment=experiment_of(run_spec))
+            about = {"run": run, "created": time.time(), "package": __version__, "origin": origin()}
+            about |= {"fingerprint": fingerprint(run_spec.model(), run_spec), "settings": run_spec.settings()}
+            write_run(directory, about)
         return run_spec
 
 

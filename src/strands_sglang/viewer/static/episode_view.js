@@ -203,6 +203,7 @@ export class EpisodeView {
     if (metrics.seconds) fact("time", secondsText(metrics.seconds));
     if (view.tools.length) fact("tools", `${plural(view.tools.length, "call")}`);
     if (view.epoch) fact("resumed", plural(view.epoch, "time"));
+    if (row.experiment) fact("experiment", row.experiment, null, Object.entries(view.fingerprint).map(([part, value]) => `${part}: ${value}`).join("\n"));
     this.driftFact = el("span", { title: "Turns whose text, encoded again, gives other tokens" });
     this.drawDriftFact();
     return el("div", { class: "facts" }, facts, view.decoded && this.episode.turns.length ? this.driftFact : null);
@@ -577,6 +578,7 @@ function afterPaint(run) {
 
 const VERDICT_WORDS = {
   proved: "Every prompt equals the recorded branch; every trained token was sampled at its position.",
+  empty: "The record is complete and consistent, and has no token to train.",
   unfinished: "The record is consistent so far; the end is not written yet.",
   data_lost: "A file or the end of a file is missing; the rest is consistent.",
   broken: "The record contradicts itself: it was changed, or written incorrectly.",

@@ -138,9 +138,16 @@ function verdictBadge() {
   if (!runVerdict) return el("span", { class: "badge tone-soft", text: "not proved yet" });
   const { certificate, running, error, outdated } = runVerdict;
   if (!certificate) return el("span", { class: "badge tone-soft", text: running ? "proving …" : "verdict unknown", title: error });
-  const text = outdated || running ? `${certificate.verdict}, proving again …` : certificate.verdict;
+  const mixed = mixedParts(certificate).map(([part]) => part).join(", ");
+  const verdict = mixed ? `${certificate.verdict}, mixed: ${mixed}` : certificate.verdict;
+  const text = outdated || running ? `${verdict}, proving again …` : verdict;
   const words = [`root ${certificate.root}`, `seal: ${certificate.seal}`, `${plural(certificate.turns, "turn")}`, ...Object.entries(certificate.found).map(([kind, count]) => `${kind.replaceAll("_", " ")}: ${count}`)];
   return el("button", { type: "button", class: `badge verdict-${certificate.verdict}`, text, title: words.join("\n"), on: { click: showCertificate } });
+}
+
+/** The parts of the experiment of which episodes have several values: [part, {value: episodes}] each. */
+function mixedParts(certificate) {
+  return Object.entries(certificate.experiment).filter(([, values]) => Object.keys(values).length > 1);
 }
 
 function showCertificate() {
@@ -151,6 +158,7 @@ function showCertificate() {
   clear(dialog).append(
     el("h2", { text: `Certificate: ${certificate.verdict}` }),
     el("dl", { class: "certificate" }, line("run", certificate.run || "unknown"), line("root", certificate.root), line("seal", certificate.seal), line("episodes", counts || "none"),
+      mixedParts(certificate).map(([part, values]) => line(`mixed ${part}`, Object.entries(values).map(([value, count]) => `${value} (${plural(count, "episode")})`).join("; "))),
       line("turns", String(certificate.turns)), line("tokens", `${certificate.tokens.sampled} sampled, ${certificate.tokens.trained} trained`), line("files", String(certificate.files.length))),
     el("div", { class: "findings" }, certificate.findings.slice(0, 50).map((finding) => el("button", {
       type: "button", class: "note", disabled: !finding.episode, on: { click: () => { dialog.close(); openEpisode(finding.episode); } },
