@@ -56,7 +56,7 @@ def test_streamed_turn_equals_message_of_whole_turn(family: str) -> None:
 def test_awkward_templates(name: str) -> None:
     subject = random_conversations.Subject(name, tokenizer("qwen2.5"), AWKWARD[name])
     found = random_conversations.attack(subject, 3, seed=3, turns=8)
-    assert not found.counts["differences"] or found.withdrawn, found.examples
+    assert not found.counts["differences"], found.examples
 
 
 @pytest.mark.parametrize("family", long_families(FAMILIES))
