@@ -90,6 +90,13 @@ def _flagged(condition: str) -> str:
     )
 
 
+_LAST_CALLS = (
+    "{%- set last = namespace(calls=[]) %}{%- for o in messages[:loop.index0] if o.tool_calls %}"
+    "{%- set last.calls = o.tool_calls %}{%- endfor %}"
+)
+_REPEATED = "{%- for c in last.calls %}{%- set a = c.function.arguments %}READ{%- endfor %}{{ m.content }}"
+
+
 AWKWARD: dict[str, str] = {
     "plain": chatml(),
     "a clock in every user turn": chatml(user="[{{ strftime_now('%H:%M:%S.%f') }}] {{ m.content }}"),
@@ -206,6 +213,30 @@ AWKWARD: dict[str, str] = {
     "a result of another length than the last is marked": chatml(
         result="{{ m.content }}{% if m.content | length == messages[-1].content | length and not loop.last %} (same)"
         "{% endif %}"
+    ),
+    "results of a tool that is looked up by its name are marked": chatml(
+        result="{% for t in tools or [] %}{% if t.function.name == m.name and 'Schl' in t.function.description %}!"
+        "{% endif %}{% endfor %}{{ m.content }}"
+    ),
+    "results of one tool are marked": chatml(result="{{ '! ' if m.name == 'look_up' }}{{ m.content }}"),
+    "results of a tool in a table are marked": chatml(result="{{ {'look_up': '! '}.get(m.name, '') }}{{ m.content }}"),
+    "a tool that was used is mentioned from then on": chatml(
+        before_prompt="{% for n in messages | selectattr('tool_calls', 'defined') | map(attribute='tool_calls') | sum("
+        "start=[]) if n.function.name == 'look_up' %}{{ '<|im_start|>system\\nMind it.<|im_end|>\\n' }}{% endfor %}"
+    ),
+    "an argument of the last call is repeated": chatml(
+        result=_LAST_CALLS + _REPEATED.replace("READ", "{{ a.expression }}")
+    ),
+    "an argument of the call with the id of a result is repeated": chatml(
+        result=_LAST_CALLS
+        + _REPEATED.replace("READ", "{% if c.id == m.tool_call_id %}{{ a.get('expression') }}{% endif %}")
+    ),
+    "results are marked by the name of an argument": chatml(
+        result=_LAST_CALLS + _REPEATED.replace("READ", "{% for k in a if k == 'options' %}!{% endfor %}")
+    ),
+    "all arguments are repeated": chatml(result=_LAST_CALLS + _REPEATED.replace("READ", "{{ a | tojson }} ")),
+    "the messages so far are counted": chatml(
+        before_prompt="{{ '<|im_start|>system\\n' ~ (messages | length) ~ '<|im_end|>\\n' }}"
     ),
 }
 """By what is awkward about it."""

@@ -1,7 +1,8 @@
-"""Random conversations, planned as `SGLangModel` plans them; each proved step is compared with one rendering.
+"""Random conversations, planned as `SGLangModel` plans them; each step is compared with one rendering.
 
 Sampled turns are canonical here: exactly as the template itself writes them. So one rendering of the whole conversation
-must equal the branch, token for token, wherever a join is `PROVED`.
+must equal the branch, token for token, wherever a join is `PROVED`. From a join that is `KEPT` on, what is appended
+must be what the template writes for the new messages in this conversation.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _SYSTEMS = (
 _USERS = (
     *("a?", "a?", "", "  ", "\n", "  x \n\n", "Grüße 🙂", "/no_think", "/nothink", "hi /think", "<b>x</b>", "e\u0301"),
     *("ﬁ Ⅷ", "\u200b", "x" * 400, "a?/nothink", "[1, 2]", "null", "\ufeffx", "\u202eab", "1", "Observation: x", "</s"),
-    *("<|", "Human: x", "None", "true", "<tool_response>x</tool_response>"),
+    *("<|", "Human: x", "None", "true", "<tool_response>x</tool_response>", "xQzAnchorqZx"),
 )
 _RESULTS = (
     *(
@@ -63,7 +64,7 @@ _RESULTS = (
     ),
     *(
         *("\\n", "\t", "\u2028", "None", "'q' \"qq\"", "{%x%}", "/no_think", "line1\nline2\n", "ﬁ", "\u200b\u200d"),
-        "y" * 700,
+        *("y" * 700, "xQzAnchorqZx xQzReplyqZx"),
     ),
 )
 _TEXTS = ("It is", "Grüße 🙂,", "好的", "a\n\nb", "`x < 1`", "No. 5\tx", "é", "- a\n- b")
@@ -75,6 +76,24 @@ _ARGUMENTS = {
     "truncate_history_thinking": (False,),
     "tools_in_user_message": (False,),
 }
+_GREETED: tuple[Any, ...] = (
+    {"role": "user", "content": [{"text": "This is the context."}]},
+    {"role": "assistant", "content": [{"text": "Got it. Thanks for the context!"}]},
+)
+_EXAMPLE: tuple[Any, ...] = (
+    {"role": "user", "content": [{"text": "What is 2+2?"}]},
+    {
+        "role": "assistant",
+        "content": [{"toolUse": {"toolUseId": "call90000", "name": "calculator", "input": {"expression": "2+2"}}}],
+    },
+    {
+        "role": "user",
+        "content": [{"toolResult": {"toolUseId": "call90000", "status": "success", "content": [{"text": "4"}]}}],
+    },
+    {"role": "assistant", "content": [{"text": "It is 4."}]},
+)
+OPENINGS: dict[str, tuple[Any, ...]] = {"none": (), "answer": _GREETED, "calls": _EXAMPLE}
+"""Messages before the first question, with assistant turns that nobody sampled."""
 _ENDS = ("", ".", "!", "🙂", ")", "```", "5", "é", "…")
 
 
@@ -124,17 +143,23 @@ def family_arguments() -> list[tuple[str, dict[str, Any]]]:
 class RandomConversation:
     """One random conversation, planned and indexed as a model does."""
 
-    def __init__(self, subject: Subject, rng: random.Random, found: Found) -> None:
+    def __init__(self, subject: Subject, rng: random.Random, found: Found, opening: str | None = None) -> None:
+        """`opening`: a name in `OPENINGS`; None: a random one."""
         self.subject, self.rng, self.found = subject, rng, found
         self.specs = rng.choice(_TOOLS if subject.bridge.template.writes_calls else _TOOLS[:2])
         self.tools = template_tools(self.specs)
         self.system = rng.choice(_SYSTEMS)
-        self.messages: list[dict[str, Any]] = [{"role": "user", "content": [{"text": self._text(_USERS)}]}]
+        offered = ("none", "none", "answer", "calls") if self.specs else ("none", "none", "answer")
+        self.messages: list[dict[str, Any]] = [
+            *OPENINGS[opening or rng.choice(offered)],
+            {"role": "user", "content": [{"text": self._text(_USERS)}]},
+        ]
         self.index, self.ids = ConversationIndex(), array("i")
         self.reasoning_share = (
             rng.choice(("always", "never", "some")) if subject.bridge.template.writes_reasoning else "never"
         )
         self.entry: IndexedTurn | None = None
+        self.kept = False
 
     def _text(self, texts: tuple[str, ...]) -> str:
         return self.rng.choice([text for text in texts if not self.subject.holds_control(text)])
@@ -180,15 +205,15 @@ class RandomConversation:
         bridge, counts = self.subject.bridge, self.found.counts
         extension = bridge.encode(plan.prompt)
         self.ids = (self.ids if plan.lineage.parent is not None else array("i")) + extension.closing + extension.context
-        if plan.join is Join.KEPT:
-            counts["kept"] += 1
-            return False
         counts[plan.join.value] += 1
-        same = self.ids == bridge.encoder.encode(whole)
-        if not same and plan.join is Join.ROOT:
+        if plan.step is not None:
+            counts[f"{plan.step.value} {plan.join.value}"] += 1
+        self.kept = plan.join is Join.KEPT or (self.kept and plan.lineage.parent is not None)
+        same = whole.endswith(plan.prompt.text) if self.kept else self.ids == bridge.encoder.encode(whole)
+        if not same and plan.join is not Join.PROVED and "strftime_now" in bridge.template.source:
             # The template renders the time, which has changed.
-            counts["different root"] += 1
-            return "strftime_now" not in bridge.template.source
+            counts["different time"] += 1
+            return False
         if not same:
             counts["differences"] += 1
             ours = bridge.encoder.decode(self.ids)

@@ -86,12 +86,12 @@ def test_probed_shapes() -> None:
 def test_opening_shape() -> None:
     assert opening_shape([user()]) == ConversationShape()
     assert opening_shape([{"role": "system", "content": "s"}, user()]) == ConversationShape(system="s")
-    assert opening_shape([user(), said(), user()]) == ConversationShape(no_reasoning=True, exchanges=True)
+    assert opening_shape([user(), said(), user()]) == ConversationShape(given=(False,), exchanges=True)
     assert opening_shape([user(), said(1, True), result()]) == ConversationShape(
-        reasoning=True, tool_rounds=True, in_tool_run=True
+        given=(True,), tool_rounds=True, in_tool_run=True
     )
     used = [user(), said(1, True), result(), said(), user()]
-    assert opening_shape(used) == ConversationShape((), True, True, False, True, True)
+    assert opening_shape(used) == ConversationShape(exchanges=True, earlier_rounds=True, given=(False, True))
     assert opening_shape([*used, said(1), result()]).tool_rounds
 
 
@@ -109,7 +109,7 @@ _TURNS = st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.booleans()), ma
 
 @given(_TURNS, st.booleans())
 def test_tracked_shape_equals_derived_shape(turns: list[tuple[int, bool, bool]], system: bool) -> None:
-    """A branch that was extended and one that was rendered as a whole continue the same way."""
+    """A branch that was extended and one that was rendered as a whole differ in which turns were sampled, only."""
     talked: Messages = [{"role": "system", "content": "s"}, user()] if system else [user()]
     shape = opening_shape(talked)
     for calls, reasoning, asks in turns:
@@ -118,18 +118,24 @@ def test_tracked_shape_equals_derived_shape(turns: list[tuple[int, bool, bool]],
         assert shape.with_reply(names(turn), reasoning).calls == names(turn)
         shape = shape.with_reply(names(turn), reasoning).after(new)
         talked += [turn, *new]
-        assert shape == opening_shape(talked)
+        given = tuple(kind for kind, has in ((False, shape.no_reasoning), (True, shape.reasoning)) if has)
+        assert replace(shape, reasoning=False, no_reasoning=False, given=given) == opening_shape(talked)
 
 
+@pytest.mark.parametrize("opened", [False, True])
 @pytest.mark.parametrize("shape", every_shape())
-def test_stand_in_has_the_shape_of_its_conversation(shape: ConversationShape) -> None:
+def test_stand_in_has_the_shape_of_its_conversation(shape: ConversationShape, opened: bool) -> None:
+    """`opened`: its first turns were not sampled, and differ in reasoning."""
+    if opened and (shape.exchanges or shape.tool_rounds):
+        shape = replace(shape, given=(not shape.reasoning,))
     *before, last = shape.stand_in()
     found = opening_shape(before).with_reply(names(last), "reasoning_content" in last)
     if shape.calls:
         assert [call["function"]["arguments"] for call in last["tool_calls"]] == [{"x": ANCHOR}] * len(shape.calls)
     else:
         assert last["content"] == ANCHOR
-    assert replace(found, calls=()) == replace(shape, calls=())
+    assert replace(found, calls=(), given=()) == replace(shape, calls=(), given=())
+    assert set(shape.given) <= set(found.given) <= {*shape.given, shape.reasoning}
     assert found.calls == tuple(("f", call_id) for _, call_id in shape.calls)
     assert str(shape.stand_in()).count(ANCHOR) == shape.anchor_count
 
@@ -153,4 +159,5 @@ def test_kind_of_shape_excludes_names() -> None:
     )
     assert one.kind == other.kind and one.kind.kind == one.kind
     assert one.kind != replace(one, calls=one.calls[:1]).kind and one.kind != replace(one, tool_rounds=True).kind
+    assert one.kind != replace(one, given=(True,)).kind
     assert all(len(call_id) == 9 and call_id.isalnum() for _, call_id in one.kind.calls), "some templates insist"

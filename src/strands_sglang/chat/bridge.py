@@ -1,8 +1,9 @@
 """The bridge: turns new messages into the tokens that continue a branch.
 
 New messages are rendered after a stand-in conversation of the same shape as the real one; what the template writes
-after the stand-in's last assistant turn continues the branch. History is never rendered, so the cost of a turn depends
-only on what is new.
+after the stand-in's last assistant turn continues the branch. History is not rendered, so the cost of a turn depends
+only on what is new. `extend_with_history` takes the text from a rendering of the real conversation instead, where the
+stand-in is not proved.
 
 After an assistant turn a template writes a fixed sequence of control tokens: closing markers, perhaps an end-of-turn
 token, the header of the next role. The sampled turn has some of them already. `TurnBoundary` says where in this
@@ -22,12 +23,19 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from strands_sglang.chat.control_tokens import ControlTokens, Escapes, Occurrence
-from strands_sglang.chat.conversation_shape import ANCHOR, ConversationShape, offset_after, stand_in_calls
+from strands_sglang.chat.conversation_shape import (
+    ANCHOR,
+    PROBE_WORD,
+    ConversationShape,
+    absent_word,
+    offset_after,
+    stand_in_calls,
+)
 from strands_sglang.chat.messages import TemplateMessage
-from strands_sglang.chat.template import ChatTemplate
+from strands_sglang.chat.template import ChatTemplate, Rendered
 from strands_sglang.chat.tokenization import Encoder
 from strands_sglang.errors import TemplateRefusedError
 
@@ -51,6 +59,19 @@ class PromptText:
     def text(self) -> str:
         """The whole text with data restored."""
         return self.escapes.restore(f"{self.closing}{self.absorbed}{self.context}")
+
+    @property
+    def has_probe_word(self) -> bool:
+        """Whether a word of a stand-in is in the text, or data has such a word."""
+        return PROBE_WORD in self.context
+
+
+class Anchored(NamedTuple):
+    """A rendered conversation whose last turn ends with the last of some first occurrences of a word."""
+
+    text: str
+    word: str
+    occurrences: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +107,12 @@ class Bridge:
         boundary = self.boundary(shape, new[0]["role"])
         if boundary is None:
             return None
-        return self._extend_after(boundary, shape.stand_in(), shape.anchor_count, ended_by, new, tools)
+        try:
+            rendered = self.template.render([*shape.stand_in(), *new], tools=tools)
+        except TemplateRefusedError:
+            return None
+        anchored = Anchored(rendered.text, ANCHOR, shape.anchor_count)
+        return self._continuation(boundary, ended_by, anchored, rendered)
 
     def extend_with_history(
         self,
@@ -94,50 +120,65 @@ class Bridge:
         before: Sequence[TemplateMessage],
         ended_by: int | None,
         new: Sequence[TemplateMessage],
-        tools: Tools = None,
+        tools: Tools,
+        rendered: Rendered,
     ) -> PromptText | None:
-        """Render new messages after the real conversation. The cost grows with the length of history.
+        """Take new messages from a rendering of the real conversation. The cost grows with the length of history.
 
-        The last message of `before`, which includes the system prompt, is the assistant turn. Otherwise as `extend`.
+        The last message of `before`, which includes the system prompt, is the assistant turn. `rendered`: all of these
+        messages. Otherwise as `extend`.
         """
         boundary = self.boundary(shape, new[0]["role"])
-        if boundary is None or ANCHOR in repr(before):
+        if boundary is None:
             return None
-        last = dict(before[-1])
+        last, word = dict(before[-1]), absent_word(rendered.text)
         if shape.calls:
-            last["tool_calls"] = stand_in_calls(shape.calls)
+            last["tool_calls"] = stand_in_calls(shape.calls, word)
         else:
             last.pop("tool_calls", None)
-            last["content"] = ANCHOR
-        return self._extend_after(boundary, [*before[:-1], last], max(1, len(shape.calls)), ended_by, new, tools)
-
-    def _extend_after(
-        self,
-        boundary: TurnBoundary,
-        before: Sequence[TemplateMessage],
-        anchors: int,
-        ended_by: int | None,
-        new: Sequence[TemplateMessage],
-        tools: Tools,
-    ) -> PromptText | None:
+            last["content"] = word
         try:
-            rendered = self.template.render([*before, *new], tools=tools)
+            text = self.template.render([*before[:-1], last, *new], tools=tools).text
         except TemplateRefusedError:
             return None
-        at = offset_after(rendered.text, ANCHOR, anchors)
+        return self._continuation(boundary, ended_by, Anchored(text, word, max(1, len(shape.calls))), rendered)
+
+    def _continuation(
+        self, boundary: TurnBoundary, ended_by: int | None, anchored: Anchored, rendered: Rendered
+    ) -> PromptText | None:
+        """Return what a rendering has after its last turn, whose end is found in a rendering with anchors.
+
+        The messages before that turn are the same in both, so its end is the same occurrence of the same token.
+        """
+        control = self.encoder.control
+        at = offset_after(anchored.text, anchored.word, anchored.occurrences)
         if at is None:
             return None
-        following = rendered.text[at:]
-        found = list(islice(self.encoder.control.find(following), len(boundary.tokens)))
+        # Offsets into the text after the anchor, as in the boundary.
+        found = [
+            Occurrence(token.id, token.start - at, token.end - at)
+            for token in islice(control.find(anchored.text, at), len(boundary.tokens))
+        ]
         closing = boundary.closing_span(found, ended_by)
         if closing is None:
             return None
+        border = next((token for token in found if token.end == closing.end), None)
+        text, start, end = rendered.text, at + closing.start, at + closing.end
+        if text is not anchored.text:
+            token = border or next(iter(found), None)
+            if token is None:
+                return None
+            expected, real = (
+                [one.start for one in control.find(whole) if one.id == token.id] for whole in (anchored.text, text)
+            )
+            if len(real) < len(expected):
+                return None  # the template drops the real turn, or ends it otherwise
+            moved = real[expected.index(at + token.start)] - token.start
+            start, end = moved + closing.start, moved + closing.end
         # Some end-of-turn tokens absorb white space after them, here as in one text.
-        border = next((token.id for token in found if token.end == closing.end), None)
-        rest = following[closing.end :]
-        context = self.encoder.control.stripped(rest, border)
-        absorbed = rest[: len(rest) - len(context)]
-        return PromptText(following[closing.start : closing.end], context, rendered.escapes, absorbed)
+        rest = text[end:]
+        context = control.stripped(rest, border and border.id)
+        return PromptText(text[start:end], context, rendered.escapes, rest[: len(rest) - len(context)])
 
     def is_slow(self, prompt: PromptText) -> bool:
         """Return whether encoding takes long enough to be done in a thread."""
@@ -186,8 +227,7 @@ class Bridge:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ClosingSpan:
+class ClosingSpan(NamedTuple):
     """The part of a rendered text that closes a sampled turn. Offsets into the text after the turn's last word."""
 
     start: int

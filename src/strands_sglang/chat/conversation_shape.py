@@ -10,13 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
+from itertools import count
 from typing import Any
 
 from strands_sglang.chat.messages import TemplateMessage, function_call
 
-ANCHOR = "xQzAnchorqZx"
+PROBE_WORD = "xQz"
+"""Every word that is made up for a rendering starts so; a model must never see one."""
+ANCHOR = f"{PROBE_WORD}AnchorqZx"
 """The text after this last word of the stand-in is what the template writes after a turn."""
-REASONING = "xQzThoughtqZx"
+REASONING = f"{PROBE_WORD}ThoughtqZx"
 
 
 class Step(str, Enum):
@@ -35,7 +38,9 @@ class ConversationShape:
 
     calls: tuple[tuple[str, str], ...] = ()
     reasoning: bool = False
+    """Whether assistant turns after the opening have reasoning."""
     no_reasoning: bool = False
+    """Whether assistant turns after the opening have none."""
     tool_rounds: bool = False
     """Whether calls were answered before the last turn, since the last user message."""
     exchanges: bool = False
@@ -47,10 +52,12 @@ class ConversationShape:
     """Whether the last turn continues or ends a series of calls (some were answered since a turn without calls)."""
     plain: bool = True
     """Whether the template treats the conversation's texts like those of the stand-in (see `soundness.inspection`)."""
+    given: tuple[bool, ...] = ()
+    """Whether assistant turns of the opening, which were not sampled after it, have reasoning: the kinds that occur."""
 
     def after(self, new: Iterable[Mapping[str, Any]]) -> ConversationShape:
         """Return the shape of the conversation with these messages appended, before the next assistant turn."""
-        return _extended(self, new, answered=True, run=self.in_tool_run and bool(self.calls))
+        return _extended(self, new, opening=False, run=self.in_tool_run and bool(self.calls))
 
     def with_reply(self, calls: tuple[tuple[str, str], ...], reasoning: bool) -> ConversationShape:
         """Return the shape with an assistant turn appended."""
@@ -71,6 +78,7 @@ class ConversationShape:
             self.tool_rounds,
             self.exchanges,
             self.earlier_rounds,
+            given=self.given,
         )
 
     @property
@@ -83,30 +91,33 @@ class ConversationShape:
         messages: list[TemplateMessage] = []
         if self.system is not None:
             messages.append({"role": "system", "content": self.system})
+        first = self.given[-1] if self.given else self.reasoning
         if self.exchanges:
             messages.append({"role": "user", "content": "x"})
-            messages += self._round("xQzId8000") if self.earlier_rounds else []
-            messages.append(self._assistant("x"))
+            messages += _round("xQzId8000", first) if self.earlier_rounds else []
+            messages.append(_assistant("x", first))
         messages.append({"role": "user", "content": "x"})
-        messages += self._round("xQzId9000") if self.tool_rounds else []
-        return [*messages, self._assistant("" if self.calls else ANCHOR, self.calls)]
+        messages += _round("xQzId9000", self.reasoning if self.exchanges else first) if self.tool_rounds else []
+        return [*messages, _assistant("" if self.calls else ANCHOR, self.reasoning, stand_in_calls(self.calls))]
 
     @property
     def anchor_count(self) -> int:
-        """How often `ANCHOR` occurs in the stand-in. The last occurrence ends its last turn."""
-        return max(1, len(self.calls)) + self.tool_rounds + (self.exchanges and self.earlier_rounds)
+        """How often `ANCHOR` occurs in the stand-in: in its last turn only, whose end is after the last."""
+        return max(1, len(self.calls))
 
-    def _round(self, call_id: str) -> list[TemplateMessage]:
-        result = {"role": "tool", "tool_call_id": call_id, "name": "x", "content": "x"}
-        return [self._assistant("", (("x", call_id),)), result]
 
-    def _assistant(self, text: str, calls: tuple[tuple[str, str], ...] = ()) -> TemplateMessage:
-        message: TemplateMessage = {"role": "assistant", "content": text}
-        if self.reasoning:
-            message["reasoning_content"] = REASONING
-        if calls:
-            message["tool_calls"] = stand_in_calls(calls)
-        return message
+def _round(call_id: str, reasoning: bool) -> list[TemplateMessage]:
+    result = {"role": "tool", "tool_call_id": call_id, "name": "x", "content": "x"}
+    return [_assistant("", reasoning, stand_in_calls((("x", call_id),), "x")), result]
+
+
+def _assistant(text: str, reasoning: bool, calls: Sequence[Any] = ()) -> TemplateMessage:
+    message: TemplateMessage = {"role": "assistant", "content": text}
+    if reasoning:
+        message["reasoning_content"] = REASONING
+    if calls:
+        message["tool_calls"] = calls
+    return message
 
 
 @lru_cache(maxsize=256)
@@ -114,9 +125,15 @@ def _numbered_calls(count: int) -> tuple[tuple[str, str], ...]:
     return tuple((f"x{number}", f"xQzId{number:04d}") for number in range(count))
 
 
-def stand_in_calls(calls: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
-    """Return calls with these names and ids whose argument is `ANCHOR`."""
-    return [function_call(name, {"x": ANCHOR}, call_id) for name, call_id in calls]
+def stand_in_calls(calls: Iterable[tuple[str, str]], word: str = ANCHOR) -> list[dict[str, Any]]:
+    """Return calls with these names and ids whose argument is a word."""
+    return [function_call(name, {"x": word}, call_id) for name, call_id in calls]
+
+
+def absent_word(text: str) -> str:
+    """Return a word that a text does not contain: `ANCHOR`, if possible."""
+    words = (f"{PROBE_WORD}Anchor{number or ''}qZx" for number in count())
+    return next(word for word in words if word not in text)
 
 
 def offset_after(text: str, word: str, count: int) -> int | None:
@@ -155,23 +172,29 @@ def is_probed(shape: ConversationShape, new: Sequence[Mapping[str, Any]]) -> boo
 
 def opening_shape(messages: Iterable[Mapping[str, Any]]) -> ConversationShape:
     """Return the shape of a conversation that is rendered as a whole, before the next assistant turn."""
-    return _extended(ConversationShape(), messages, answered=False, run=False)
+    return _extended(ConversationShape(), messages, opening=True, run=False)
 
 
 def _extended(
-    shape: ConversationShape, messages: Iterable[Mapping[str, Any]], *, answered: bool, run: bool
+    shape: ConversationShape, messages: Iterable[Mapping[str, Any]], *, opening: bool, run: bool
 ) -> ConversationShape:
-    rounds, exchanges, earlier = shape.tool_rounds, shape.exchanges, shape.earlier_rounds
-    reasoning, no_reasoning, system = shape.reasoning, shape.no_reasoning, shape.system
+    rounds, exchanges, earlier, answered = shape.tool_rounds, shape.exchanges, shape.earlier_rounds, not opening
+    kinds, system = set[bool](), shape.system
     for message in messages:
         if message["role"] == "system":
             system = str(message["content"])
         elif message["role"] == "tool":
             rounds = run = True
         elif message["role"] == "assistant":
-            answered, has = True, "reasoning_content" in message
-            reasoning, no_reasoning = reasoning or has, no_reasoning or not has
+            answered = True
+            kinds.add("reasoning_content" in message)
             run = run and bool(message.get("tool_calls"))
         elif message["role"] == "user":
             rounds, exchanges, earlier = False, answered, earlier or rounds
-    return ConversationShape((), reasoning, no_reasoning, rounds, exchanges, earlier, system, run, shape.plain)
+    given = tuple(sorted(kinds)) if opening else shape.given
+    reasoning, no_reasoning = (
+        (shape.reasoning, shape.no_reasoning)
+        if opening
+        else (shape.reasoning or True in kinds, shape.no_reasoning or False in kinds)
+    )
+    return ConversationShape((), reasoning, no_reasoning, rounds, exchanges, earlier, system, run, shape.plain, given)

@@ -1,11 +1,13 @@
 """Renders new messages after a branch, and determines whether the result is exact.
 
 A stand-in conversation is used only if all evidence supports it: the probes, the check of a long conversation, a real
-conversation of the same kind that was compared, and texts that the template does not inspect. Otherwise the real
-conversation is rendered and compared with the branch, which costs time in proportion to its length.
+conversation of the same kind that was compared, and texts that the template does not inspect. Otherwise the new
+messages are rendered after the real conversation, which costs time in proportion to its length, and if the step is
+proved, that rendering is compared with the branch.
 
-Invariant: a result is `proved` only if the probes proved the step and, in case of doubt, the whole conversation was
-compared.
+Invariants: a result is `proved` only if the probes proved the step and, in case of doubt, the whole conversation was
+compared. No word of a stand-in is in a prompt; a stand-in follows a step that is not proved only where the template
+rejects the real conversation.
 """
 
 from __future__ import annotations
@@ -21,12 +23,14 @@ from strands_sglang.chat.conversation_shape import ConversationShape, is_probed,
 from strands_sglang.chat.differences import Comparison, Difference, SampledTurn, first_difference
 from strands_sglang.chat.messages import TemplateMessage
 from strands_sglang.chat.soundness import UNPROBED, FailureReason, RuntimeSoundness, StandIn, StepResult
+from strands_sglang.chat.template import Rendered
 from strands_sglang.errors import TemplateRefusedError
 from strands_sglang.tool_parsers import ToolParser
 
 _NOT_COMPARED = StepResult(
     FailureReason.UNPROBED, "the template inspects texts of this conversation, which no longer equals one rendering"
 )
+_UNDERIVED = StepResult(FailureReason.LACKS, "the text that the template writes after a turn cannot be determined")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,28 +69,30 @@ class Appender:
         result = soundness.result(self._bridge, step, shape, tools=tools) if is_probed(shape, new) else UNPROBED
         stand_in = soundness.stand_in(preamble, step, shape)
         plain = self.inspected_shape(shape, new).plain
-        if result.proved and (not plain or stand_in in (None, StandIn.NONE)):
-            before = conversation.rendered(lineage.call_ids, lineage.known)
-            learn = plain and stand_in is None
-            return Appended(*self._with_history(parent, before, new, preamble, lineage.aligned, learn), plain)
-        return Appended(self._with_stand_in(parent, new, preamble, result, stand_in), result, plain)
+        if result.proved and plain and stand_in not in (None, StandIn.NONE):
+            without = stand_in is StandIn.WITHOUT_PREAMBLE
+            prompt = self._with_stand_in(shape, parent.ended_by, new, None if without else preamble)
+            if prompt is not None and not prompt.has_probe_word:
+                return Appended(prompt, result, plain)
+        before = self._history(parent, conversation, lineage)
+        learn = plain and stand_in is None
+        return Appended(*self._with_history(parent, before, new, preamble, result, learn), plain)
+
+    def _history(self, parent: IndexedTurn, conversation: Conversation, lineage: Lineage) -> list[TemplateMessage]:
+        """Return the conversation of a turn with its reply, and with what the new conversation has dropped of it."""
+        if not lineage.aligned:
+            reply = conversation.messages[lineage.known - 1]
+            conversation = Conversation(parent.preamble, [*parent.history[: parent.prompt_count], reply])
+            return conversation.rendered(lineage.call_ids)
+        return conversation.rendered(lineage.call_ids, lineage.known)
 
     def _with_stand_in(
-        self,
-        parent: IndexedTurn,
-        new: list[TemplateMessage],
-        preamble: Preamble,
-        result: StepResult,
-        stand_in: StandIn | None,
+        self, shape: ConversationShape, ended_by: int | None, new: list[TemplateMessage], preamble: Preamble | None
     ) -> PromptText | None:
-        shape, extend = parent.shape, self._bridge.extend
-        if stand_in is StandIn.WITHOUT_PREAMBLE:
-            return extend(replace(shape, system=None), parent.ended_by, new)
-        prompt = extend(shape, parent.ended_by, new, preamble.template_tools)
-        if prompt is None and shape.calls and not result.proved:
-            # A template that does not write calls may still accept results, after a turn that is text for it.
-            prompt = extend(replace(shape, calls=()), parent.ended_by, new, preamble.template_tools)
-        return prompt
+        """Render new messages after a stand-in, with the system prompt and tools of a preamble, or with neither."""
+        if preamble is None:
+            return self._bridge.extend(replace(shape, system=None), ended_by, new)
+        return self._bridge.extend(shape, ended_by, new, preamble.template_tools)
 
     def _with_history(
         self,
@@ -94,38 +100,48 @@ class Appender:
         before: list[TemplateMessage],
         new: list[TemplateMessage],
         preamble: Preamble,
-        aligned: bool,
+        result: StepResult,
         learn: bool,
     ) -> tuple[PromptText | None, StepResult]:
-        """Render new messages after the real conversation, and compare the rendering with the branch.
+        """Render new messages after the real conversation; compare the rendering with the branch if the step is proved.
 
-        `aligned` is False if the oldest messages were dropped. `learn`: the result decides which stand-in is used.
+        `learn`: the comparison decides which stand-in is used.
         """
-        step, shape, extend = step_of(new), parent.shape, self._bridge.extend
-        tools, soundness = preamble.template_tools, self.soundness
-        real = self._bridge.extend_with_history(shape, before, parent.ended_by, new, tools) if aligned else None
-        prompt = real or extend(shape, parent.ended_by, new, tools)
+        step, shape, soundness = step_of(new), parent.shape, self.soundness
+        tools, prompt, failure, shapes = preamble.template_tools, None, _UNDERIVED, [shape]
+        if shape.calls and not result.proved:
+            # A template that does not write calls may still accept results, after a turn that is text for it.
+            shapes.append(replace(shape, calls=()))
+        try:
+            whole = self._bridge.template.render([*before, *new], tools=tools)
+            extend = self._bridge.extend_with_history
+            prompt = _first(extend(one, before, parent.ended_by, new, tools, whole) for one in shapes)
+        except TemplateRefusedError as error:
+            failure = StepResult(FailureReason.REFUSES, error.template_message)
         if prompt is None:
-            detail = "the text that the template writes after a turn cannot be determined"
-            return None, StepResult(FailureReason.LACKS, detail)
+            # The end of the turn is not in the real conversation: the text after a stand-in is all that is left.
+            prompt = _first(self._with_stand_in(one, parent.ended_by, new, preamble) for one in shapes)
+            result = failure if result.proved else result
+            return None if prompt is None or prompt.has_probe_word else prompt, result
+        if not result.proved:
+            return prompt, result
         stand_in = StandIn.NONE
-        if real is None or not soundness.depends_on_position(self._bridge, step, shape, tools=tools is not None):
-            stand_in = self._find_stand_in(parent, new, tools, prompt)
+        if learn and not soundness.depends_on_position(self._bridge, step, shape, tools=tools is not None):
+            stand_in = self._find_stand_in(parent, new, preamble, prompt)
         turns = branch_text(parent)
-        if turns is None or real is None:
+        if turns is None:
             # The branch no longer equals one rendering: only the step itself is checked.
-            result = self._check_step(before, new, tools) if learn and stand_in is not StandIn.NONE else _NOT_COMPARED
+            result = self._check_step(before, whole, tools) if learn and stand_in is not StandIn.NONE else _NOT_COMPARED
         else:
-            found = self.difference(turns, prompt.text, [*before, *new], preamble)
+            found = self._compared(turns, prompt.text, whole, preamble)
             result = StepResult() if found is None else StepResult(FailureReason.REWRITES, found.excerpt)
         if learn and result.proved:
             soundness.learn(preamble, step, shape, stand_in)
         return prompt, result
 
-    def _check_step(self, before: Sequence[TemplateMessage], new: Sequence[TemplateMessage], tools: Any) -> StepResult:
-        render = self._bridge.template.render
+    def _check_step(self, before: Sequence[TemplateMessage], whole: Rendered, tools: Any) -> StepResult:
         try:
-            prompt, whole = render(before[:-1], tools=tools), render([*before, *new], tools=tools)
+            prompt = self._bridge.template.render(before[:-1], tools=tools)
         except TemplateRefusedError as error:
             return StepResult(FailureReason.REFUSES, error.template_message)
         prompt_text, whole_text = (one.escapes.restore(one.text) for one in (prompt, whole))
@@ -136,14 +152,10 @@ class Appender:
         )
 
     def _find_stand_in(
-        self, parent: IndexedTurn, new: list[TemplateMessage], tools: Any, prompt: PromptText
+        self, parent: IndexedTurn, new: list[TemplateMessage], preamble: Preamble, prompt: PromptText
     ) -> StandIn:
-        shape, extend = parent.shape, self._bridge.extend
-        for stand_in, stand_in_shape, offered in (
-            (StandIn.WITHOUT_PREAMBLE, replace(shape, system=None), None),
-            (StandIn.WITH_PREAMBLE, shape, tools),
-        ):
-            continuation = extend(stand_in_shape, parent.ended_by, new, offered)
+        for stand_in, offered in ((StandIn.WITHOUT_PREAMBLE, None), (StandIn.WITH_PREAMBLE, preamble)):
+            continuation = self._with_stand_in(parent.shape, parent.ended_by, new, offered)
             if continuation is not None and (continuation.closing, continuation.text) == (prompt.closing, prompt.text):
                 return stand_in
         return StandIn.NONE
@@ -166,12 +178,27 @@ class Appender:
             rendered = self._bridge.template.render(messages, tools=preamble.template_tools)
         except TemplateRefusedError as error:
             return Difference(len(turns), error.template_message)
+        return self._compared(turns, following, rendered, preamble, recoded=recoded)
+
+    def _compared(
+        self,
+        turns: Sequence[SampledTurn],
+        following: str,
+        rendered: Rendered,
+        preamble: Preamble,
+        *,
+        recoded: bool = False,
+    ) -> Difference | None:
         encoder = self._bridge.encoder
         whole = rendered.escapes.restore(rendered.text)
         if recoded:
             whole = encoder.decode(encoder.encode(rendered.text, rendered.escapes))
         comparison = Comparison(encoder, self._parser, preamble.schemas)
         return comparison.difference(turns, following, whole)
+
+
+def _first(prompts: Iterable[PromptText | None]) -> PromptText | None:
+    return next((prompt for prompt in prompts if prompt is not None), None)
 
 
 def branch_text(entry: IndexedTurn) -> list[SampledTurn] | None:

@@ -8,11 +8,13 @@ import pytest
 
 from attack.awkward import AWKWARD, chatml
 from strands_sglang.chat.bridge import Bridge
+from strands_sglang.chat.messages import function_call
 from strands_sglang.chat.soundness import RuntimeSoundness
 from strands_sglang.chat.soundness.inspection import Inspections
 from strands_sglang.chat.template import ChatTemplate
 from strands_sglang.chat.tokenization import Encoder
-from support.families import tokenizer
+from support.examples import long_families
+from support.families import FAMILIES, tokenizer
 
 
 def inspections(source: str | None = None, family: str = "qwen2.5") -> Inspections:
@@ -72,6 +74,44 @@ def test_empty_assistant_text_with_calls_is_plain() -> None:
 def test_published_templates_with_queries(family: str, text: str) -> None:
     found = inspections(family=family)
     assert not found.unbounded and found.plain(user("hello")) and not found.plain(user(text))
+
+
+def called(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": "", "tool_calls": [function_call(name, arguments, "call00000")]}
+
+
+@pytest.mark.parametrize(
+    ("template", "plain", "other"),
+    [
+        ("results of one tool are marked", {"role": "tool", "name": "f", "content": ""}, "look_up"),
+        ("results of a tool in a table are marked", {"role": "tool", "name": "x", "content": ""}, "look_up"),
+        ("a tool that was used is mentioned from then on", called("f", expression="1"), called("look_up")),
+        ("an argument of the last call is repeated", called("f", a=1), called("f", expression="1")),
+        ("results are marked by the name of an argument", called("f", a=1), called("f", options=1)),
+    ],
+)
+def test_names_and_arguments_that_a_template_asks_for(template: str, plain: dict[str, Any], other: Any) -> None:
+    found = inspections(AWKWARD[template])
+    assert not found.unbounded and found.plain(plain)
+    assert not found.plain({**plain, "name": other} if isinstance(other, str) else other)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "results of a tool that is looked up by its name are marked",
+        "an argument of the call with the id of a result is repeated",
+    ],
+)
+def test_names_and_ids_that_are_compared_with_each_other(name: str) -> None:
+    assert inspections(AWKWARD[name]).unbounded
+
+
+@pytest.mark.parametrize("family", long_families(FAMILIES, "kimi-k2-thinking"))
+def test_no_published_template_asks_for_names_or_arguments(family: str) -> None:
+    found = inspections(family=family)
+    assert found.plain(called("look_up", expression="1", path="a.py", n=[1]))
+    assert found.plain({"role": "tool", "tool_call_id": "functions.look_up:0", "name": "look_up", "content": "1"})
 
 
 def test_template_that_cannot_be_parsed_is_never_plain() -> None:

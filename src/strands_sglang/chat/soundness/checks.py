@@ -13,7 +13,7 @@ Invariant: a step is proved only if every probe gave equal tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -90,31 +90,47 @@ def results(contents: list[str], serial: int) -> list[TemplateMessage]:
     ]
 
 
-def _histories(reasoning: bool, calls: bool, system: bool) -> Iterator[tuple[list[TemplateMessage], ConversationShape]]:
+def _histories(
+    reasoning: bool, calls: bool, system: bool, given: bool | None
+) -> Iterator[tuple[list[TemplateMessage], ConversationShape]]:
+    """Yield histories; `given`: the first assistant turn was not sampled, and has reasoning or not."""
     question: TemplateMessage = {"role": "user", "content": QUESTION}
     system_messages = [SYSTEM] if system else []
     content = SYSTEM["content"] if system else None
     plain = ConversationShape(reasoning=reasoning, no_reasoning=not reasoning, system=content)
     yield [*system_messages, question], plain
     yield [question], replace(plain, system=None)
+    first_kind = reasoning if given is None else given
+    plain = replace(plain, given=() if given is None else (given,))
     greeting = [*system_messages, {"role": "user", "content": "Hello."}]
-    after_greeting = [*greeting, assistant("Hello!", reasoning), question]
+    after_greeting = [*greeting, assistant("Hello!", first_kind), question]
     yield after_greeting, replace(plain, exchanges=True)
     yield [*after_greeting, assistant("Fine.", reasoning), question], replace(plain, exchanges=True)
     if not calls:
         return
-    first, second = ([assistant("", reasoning, 1, serial), *results([str(serial)], serial)] for serial in (1, 2))
+    first = [assistant("", first_kind, 1, 1), *results(["1"], 1)]
+    second = [assistant("", reasoning, 1, 2), *results(["2"], 2)]
     yield [*system_messages, question, *first], replace(plain, tool_rounds=True)
     yield [*system_messages, question, *first, *second], replace(plain, tool_rounds=True)
     yield [*after_greeting, *first], replace(plain, exchanges=True, tool_rounds=True)
-    used = [*greeting, *first, assistant("Hello!", reasoning), question]
+    if given is not None:
+        yield [*after_greeting, *second], replace(plain, exchanges=True, tool_rounds=True)
+    used = [*greeting, *first, assistant("Hello!", first_kind), question]
     yield used, replace(plain, exchanges=True, earlier_rounds=True)
     yield [*used, *second], replace(plain, exchanges=True, earlier_rounds=True, tool_rounds=True)
 
 
-def probes(step: Step, reasoning: bool, calls: int = 1, *, tools: bool = True, system: bool = True) -> Iterator[Probe]:
-    """Yield the probes of a step."""
-    for number, (history, shape) in enumerate(_histories(reasoning, tools, system)):
+def probes(
+    step: Step,
+    reasoning: bool,
+    calls: int = 1,
+    *,
+    tools: bool = True,
+    system: bool = True,
+    given: bool | None = None,
+) -> Iterator[Probe]:
+    """Yield the probes of a step. `given`: as for `check_step`."""
+    for number, (history, shape) in enumerate(_histories(reasoning, tools, system, given)):
         # All contents with the first history, the other histories with one or two contents: no known template depends
         # on both at once, and the full product would take many seconds.
         if step is Step.USER:
@@ -160,6 +176,8 @@ def inspected_conversations(reasoning: bool) -> list[list[TemplateMessage]]:
         made += [[question], [question, answer, question], [SYSTEM, question, answer, question, answer, question]]
         made += [[question, *used], [question, *used, answer, question], [SYSTEM, question, answer, question, *more]]
         made += [[question, *used, *more, question]]
+        for call in (call for turn in (*used, *more) for call in turn.get("tool_calls", ())):
+            call["function"]["arguments"] = {WORD: "x"}  # no template asks for an argument of this name
     return made
 
 
@@ -188,15 +206,20 @@ def check_step(
     tools: bool = True,
     like: ConversationShape | None = None,
     calls: int = 1,
+    given: bool | None = None,
 ) -> StepResult:
-    """Check one step on its probes; `like`: only on conversations of this shape and the simplest ones."""
+    """Check one step on its probes.
+
+    `like`: only on conversations of this shape and the simplest ones. `given`: on conversations whose opening has an
+    assistant turn that was not sampled, with or without reasoning; None: all turns are sampled.
+    """
     if reasoning and not bridge.template.writes_reasoning:
         return DROPS_REASONING
     if step is not Step.USER and not bridge.template.writes_calls:
         return _NO_CALLS
     available = TOOLS if tools else None
     result = StepResult(FailureReason.LACKS, "the template does not write such turns")
-    for probe in _probes(bridge, step, reasoning, available, like, calls):
+    for probe in _probes(bridge, step, reasoning, available, like, calls, given):
         check = _check_answer if step is Step.ANSWER else _check_probe
         checked = check(bridge, probe, available)
         if checked is None:
@@ -208,12 +231,19 @@ def check_step(
 
 
 def _probes(
-    bridge: Bridge, step: Step, reasoning: bool, tools: Any, like: ConversationShape | None, calls: int
+    bridge: Bridge,
+    step: Step,
+    reasoning: bool,
+    tools: Any,
+    like: ConversationShape | None,
+    calls: int,
+    given: bool | None,
 ) -> Iterator[Probe]:
     system = like is None or like.system is not None
     system = system and _accepts(bridge, [SYSTEM, {"role": "user", "content": "x"}], tools)
     probed = Step.TOOL if step is Step.ANSWER else step
-    for probe in probes(probed, reasoning, calls, tools=bridge.template.writes_calls, system=system):
+    writes_calls = bridge.template.writes_calls
+    for probe in probes(probed, reasoning, calls, tools=writes_calls, system=system, given=given):
         if like is None or (
             (probe.shape.system is not None) == system
             and probe.shape.history in (like.history, ConversationShape().history)
@@ -291,65 +321,73 @@ def _ended(bridge: Bridge, probe: Probe, before: str) -> str | None:
 
 
 def check_long_conversation(
-    bridge: Bridge, *, reasoning: bool, no_reasoning: bool, tools: bool, system: bool
+    bridge: Bridge,
+    *,
+    reasoning: bool,
+    no_reasoning: bool,
+    tools: bool,
+    system: bool,
+    given: Sequence[bool] = (),
 ) -> dict[Step, str]:
-    """Return the steps of a long conversation that are not exact everywhere, with the first difference of each."""
+    """Return the steps of a long conversation that are not exact everywhere, with the first difference of each.
+
+    `given`: the opening has such assistant turns, with or without reasoning.
+    """
     calls = tools and bridge.template.writes_calls
     conversations = [(calls, False)]
     if reasoning and no_reasoning:
         # Some templates rewrite turns without reasoning once any turn has reasoning. Therefore such a turn also comes
         # first, followed by tool results and by a user message.
         conversations += [(calls, True), (False, True)]
+    opening: list[TemplateMessage] = [SYSTEM] if system else []
+    for kind in given:
+        opening += [{"role": "user", "content": "Hello."}, assistant("Hello!", kind)]
+    opening.append({"role": "user", "content": QUESTION})
     failed: dict[Step, str] = {}
     for with_calls, plain_first in conversations:
         turns = long_conversation(reasoning, no_reasoning or not reasoning, with_calls, plain_first=plain_first)
-        _check_turns(bridge, turns, failed, tools=tools, system=system)
+        _check_turns(bridge, opening, turns, failed, TOOLS if tools else None)
     return failed
 
 
 def _check_turns(
     bridge: Bridge,
+    opening: list[TemplateMessage],
     turns: Iterator[tuple[TemplateMessage, list[TemplateMessage]]],
     failed: dict[Step, str],
-    *,
-    tools: bool,
-    system: bool,
+    tools: Any,
 ) -> None:
     """Adds the steps that are not exact to `failed`."""
-    available = TOOLS if tools else None
-    history: list[TemplateMessage] = [{"role": "user", "content": QUESTION}]
-    if system:
-        history.insert(0, SYSTEM)
+    history, shape = list(opening), opening_shape(opening)
     for turn, new in turns:
+        names = tuple((call["function"]["name"], call["id"]) for call in turn.get("tool_calls", ()))
+        shape = shape.with_reply(names, "reasoning_content" in turn)
         step = step_of(new)
         if step not in failed:
             try:
-                found = _difference_at(bridge, history, turn, new, available)
+                found = _difference_at(bridge, shape, [*history, turn], new, tools)
             except TemplateRefusedError as error:
                 found = error.template_message
             if found is not None:
                 failed[step] = found
         history += [turn, *new]
+        shape = shape.after(new)
 
 
 def _difference_at(
-    bridge: Bridge, history: list[TemplateMessage], turn: TemplateMessage, new: list[TemplateMessage], tools: Any
+    bridge: Bridge, shape: ConversationShape, before: list[TemplateMessage], new: list[TemplateMessage], tools: Any
 ) -> str | None:
-    prompt = bridge.template.render(history, tools=tools).text
-    whole = bridge.template.render([*history, turn, *new], tools=tools).text
-    if not whole.startswith(prompt):
-        return first_difference(prompt, whole)
-    names = tuple((call["function"]["name"], call["id"]) for call in turn.get("tool_calls", ()))
-    shape = opening_shape(history).with_reply(names, "reasoning_content" in turn)
+    prompt = bridge.template.render(before[:-1], tools=tools).text
+    whole = bridge.template.render([*before, *new], tools=tools)
+    if not whole.text.startswith(prompt):
+        return first_difference(prompt, whole.text)
     boundary = bridge.boundary(shape, new[0]["role"])
     ended_by = None if boundary is None or boundary.end_of_turn is None else boundary.tokens[boundary.end_of_turn]
     stand_in = bridge.extend(shape, ended_by, new, tools)
-    real = bridge.extend_with_history(shape, [*history, turn], ended_by, new, tools)
+    real = bridge.extend_with_history(shape, before, ended_by, new, tools, whole)
     if stand_in is None or real is None:
         return _NO_BOUNDARY
-    if stand_in.text != real.text:
-        return first_difference(stand_in.text, real.text)
-    return None if whole.endswith(real.text) else first_difference(real.text, whole[-len(real.text) :])
+    return None if stand_in.text == real.text else first_difference(stand_in.text, real.text)
 
 
 def isolates_data(bridge: Bridge) -> bool:

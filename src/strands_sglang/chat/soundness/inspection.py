@@ -1,8 +1,9 @@
 """Detects which properties of a conversation's texts a chat template inspects, besides writing the texts.
 
 A stand-in is equivalent to the real conversation only if the template cannot tell them apart; some templates test
-whether a text contains `/no_think`, how it starts, or how long it is. So conversations are rendered with strings that
-record the methods called on them, and each recorded query is evaluated on every real message.
+whether a text contains `/no_think`, how it starts, or how long it is, treat a tool by its name, or look up an argument
+of a call. So conversations are rendered with strings and arguments that record the methods called on them, and each
+recorded query is evaluated on every real message.
 
 Invariant: a message is `plain` only if every recorded query gives the same result for it as for the stand-in's text.
 """
@@ -37,8 +38,14 @@ _DERIVING = (
 _SPLITTING = "split rsplit splitlines partition rpartition".split()
 _QUERYING = (
     "__contains__ startswith endswith find rfind index rindex count isdigit isalpha isalnum isspace isupper islower "
-    "istitle isnumeric isdecimal isidentifier __eq__ __ne__ __lt__ __le__ __gt__ __ge__"
+    "istitle isnumeric isdecimal isidentifier __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __hash__"
 ).split()
+_CALL_NAME, _CALL_ID, _ARGUMENTS, _ARGUMENT_NAME = (
+    ("call", key) for key in ("name", "id", "arguments", "argument name")
+)
+_RESULT_ID, _TOOL_NAME = ("tool", "tool_call_id"), ("available tool", "name")
+_RELATED = frozenset((_CALL_ID, _RESULT_ID, _TOOL_NAME))
+"""Texts of which only the relation to other texts matters: a stand-in has the ids, and the tools, of the real one."""
 
 MethodCall: TypeAlias = tuple[str, tuple[Any, ...]]
 Query: TypeAlias = tuple[MethodCall, ...]
@@ -76,18 +83,56 @@ class _RecordingText(str):
             yield character
 
 
+class _RecordingArguments(dict[str, Any]):
+    """Arguments of a call. Looking up what is not there is recorded; reading all of them writes the call."""
+
+    def __init__(self, arguments: Mapping[str, Any], record: _Record) -> None:
+        super().__init__(arguments)
+        self.record = record
+
+    def __contains__(self, name: object) -> bool:
+        found = super().__contains__(_unrecorded(name))
+        if not found:
+            self.record.query(_ARGUMENTS, (("__contains__", (name,)),))
+        return found
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self:
+            raise KeyError(name)
+        return super().__getitem__(_unrecorded(name))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self else default
+
+    def __iter__(self) -> Iterator[str]:
+        return (_RecordingText(name, self.record, _ARGUMENT_NAME) for name in super().__iter__())
+
+    def keys(self) -> Any:
+        return list(self)
+
+    def items(self) -> Any:
+        return [(name, self[name]) for name in self]
+
+
+def _unrecorded(text: Any) -> Any:
+    return str.__str__(text) if isinstance(text, str) else text
+
+
 @dataclass
 class _Record:
     queries: dict[Field, dict[Query, None]] = field(default_factory=dict)
     unbounded: bool = False
 
     def add(self, text: _RecordingText, method: str, arguments: tuple[Any, ...]) -> None:
-        if any(isinstance(argument, _RecordingText) for argument in arguments):
+        related = text.field in _RELATED
+        if any(isinstance(argument, _RecordingText) for argument in arguments) or (related and method == "__hash__"):
             # Two texts are compared with each other: the result does not depend on one message alone.
             self.unbounded = True
-            return
-        known = self.queries.setdefault(text.field, {})
-        query: Query = (*text.path, (method, arguments))
+        elif not related:
+            self.query(text.field, (*text.path, (method, arguments)))
+
+    def query(self, field: Field, query: Query) -> None:
+        known = self.queries.setdefault(field, {})
         known[query] = None
         self.unbounded = self.unbounded or len(known) > _MAX_QUERIES
 
@@ -152,16 +197,24 @@ class Inspections:
         """Return whether the template cannot tell a message's texts from those of a stand-in."""
         if isinstance(message.get("content"), list):
             return False  # no stand-in has images
-        if not self.queries:
-            return True
-        role = message["role"]
-        for (queried, key), queries in self.queries.items():
-            text = message.get(key) if queried == role else None
-            if isinstance(text, str) and any(
-                _evaluate(text, query, self.sizes) not in self.expected[(queried, key), query] for query in queries
-            ):
-                return False
-        return True
+        return not self.queries or all(
+            _evaluate(value, query, self.sizes) in self.expected[queried, query]
+            for queried, value in _texts(message)
+            for query in self.queries.get(queried, ())
+        )
+
+
+def _texts(message: TemplateMessage) -> Iterator[tuple[Field, Any]]:
+    """Yield the texts of a message, and those of its calls, with the arguments of each."""
+    for key, value in message.items():
+        if isinstance(value, str):
+            yield (message["role"], key), value
+    for call in message.get("tool_calls", ()):
+        function = call["function"]
+        yield _CALL_NAME, function["name"]
+        if isinstance(function["arguments"], Mapping):
+            yield _ARGUMENTS, function["arguments"]
+            yield from ((_ARGUMENT_NAME, name) for name in function["arguments"])
 
 
 def _evaluate(text: str, query: Query, sizes: Sequence[int]) -> Any:
@@ -194,7 +247,8 @@ def inspect(template: ChatTemplate, conversations: Sequence[tuple[Sequence[Templ
         return Inspections({}, {}, (), unbounded=True)
     for messages, tools in conversations:
         recording = [_recording(message, record) for message in messages]
-        given = {"tools": tools, "add_generation_prompt": True, **template.variables}
+        available = tools and [_recording_function(tool, record, _TOOL_NAME) for tool in tools]
+        given = {"tools": available, "add_generation_prompt": True, **template.variables}
         try:
             written = compiled.render(messages=template.fitted(recording), **given)
         except Exception:
@@ -210,7 +264,9 @@ def inspect(template: ChatTemplate, conversations: Sequence[tuple[Sequence[Templ
     expected: dict[tuple[Field, Query], tuple[Any, ...]] = {}
     for queried, known in record.queries.items():
         queries[queried] = tuple(known)
-        texts = (_STAND_IN, "") if queried[0] == "assistant" else (_STAND_IN,)
+        texts: tuple[Any, ...] = (_STAND_IN, "") if queried[0] == "assistant" else (_STAND_IN,)
+        if queried == _ARGUMENTS:
+            texts = ({_STAND_IN: _STAND_IN},)
         for query in known:
             expected[queried, query] = tuple(_evaluate(text, query, sizes) for text in texts)
     return Inspections(queries, expected, sizes, record.unbounded)
@@ -220,12 +276,23 @@ def _recording(message: TemplateMessage, record: _Record) -> TemplateMessage:
     role = message["role"]
     if role == "system":
         return message
-    return {
-        key: _RecordingText(value, record, (role, key))
-        if isinstance(value, str) and key not in ("role", "tool_call_id", "name")
-        else value
+    made: TemplateMessage = {
+        key: _RecordingText(value, record, (role, key)) if isinstance(value, str) and key != "role" else value
         for key, value in message.items()
     }
+    if "tool_calls" in made:
+        made["tool_calls"] = [_recording_function(call, record, _CALL_NAME) for call in made["tool_calls"]]
+    return made
+
+
+def _recording_function(value: Mapping[str, Any], record: _Record, field: Field) -> dict[str, Any]:
+    """Return a call, or an available tool."""
+    made, function = dict(value), dict(value["function"])
+    function["name"] = _RecordingText(function["name"], record, field)
+    if field == _CALL_NAME:
+        made["id"] = _RecordingText(made["id"], record, _CALL_ID)
+        function["arguments"] = _RecordingArguments(function["arguments"], record)
+    return {**made, "function": function}
 
 
 def _numbers(source: str) -> tuple[int, ...]:

@@ -127,10 +127,13 @@ class RuntimeSoundness:
             if (name, kind) in self.withdrawn:
                 return self.withdrawn[name, kind]
             calls = 3 if len(shape.calls) > 1 and name is step else 1
-            key = (name, kind, tools, shape.system is None, shape.history, calls)
-            if key not in self._results:
-                self._results[key] = check_step(bridge, name, kind, tools=tools, like=shape, calls=calls)
-            found.append(self._results[key])
+            for given in shape.given or (None,):
+                key = (name, kind, tools, shape.system is None, shape.history, calls, given)
+                if key not in self._results:
+                    self._results[key] = check_step(
+                        bridge, name, kind, tools=tools, like=shape, calls=calls, given=given
+                    )
+                found.append(self._results[key])
         return next((result for result in found if not result.proved), found[0])
 
     def inspections(self, bridge: Bridge) -> Inspections:
@@ -149,7 +152,7 @@ class RuntimeSoundness:
         """Return whether the template writes a step differently in long conversations, or cannot be inspected."""
         if self.inspections(bridge).unbounded:
             return True
-        key = (shape.reasoning, shape.no_reasoning, tools, shape.system is None)
+        key = (shape.reasoning, shape.no_reasoning, tools, shape.system is None, shape.given)
         if key not in self._long_conversations:
             self._long_conversations[key] = check_long_conversation(
                 bridge,
@@ -157,6 +160,7 @@ class RuntimeSoundness:
                 no_reasoning=shape.no_reasoning,
                 tools=tools,
                 system=shape.system is not None,
+                given=shape.given,
             )
         checked = Step.TOOL if step is Step.USER_AFTER_TOOL else step
         return checked in self._long_conversations[key]
