@@ -126,6 +126,9 @@ class BeginData(TypedDict):
     """Id of the run, as in run.json; "" if the run has no id."""
     fingerprint: dict[str, str]
     """`template`: digest of tokenizer and chat template; `parser`: name of the tool parser."""
+    template_time: NotRequired[str]
+    """Local time, as ISO 8601 without time zone, for all renderings of the episode: a chat template may write the date.
+    Absent: unknown."""
 
 
 # --- engine calls -----------------------------------------------------------------------------------------------------

@@ -15,12 +15,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from strands_sglang.chat.bridge import Bridge, PromptText
+from strands_sglang.chat.control_tokens import Escapes, without_surrogates
 from strands_sglang.chat.conversation import Conversation, Preamble
 from strands_sglang.chat.conversation_index import IndexedTurn, Lineage
 from strands_sglang.chat.conversation_shape import ConversationShape, is_probed, step_of
 from strands_sglang.chat.differences import Comparison, Difference, SampledTurn, first_difference
 from strands_sglang.chat.messages import TemplateMessage
 from strands_sglang.chat.soundness import UNPROBED, FailureReason, RuntimeSoundness, StandIn, StepResult
+from strands_sglang.chat.template import Rendered
 from strands_sglang.errors import TemplateRefusedError
 from strands_sglang.tool_parsers import ToolParser
 
@@ -79,7 +81,7 @@ class Appender:
         result: StepResult,
         stand_in: StandIn | None,
     ) -> PromptText | None:
-        shape, extend = parent.shape, self._bridge.extend
+        shape, extend = parent.shape, self._bridge.at(preamble.time).extend
         if stand_in is StandIn.WITHOUT_PREAMBLE:
             return extend(replace(shape, system=None), parent.ended_by, new)
         prompt = extend(shape, parent.ended_by, new, preamble.template_tools)
@@ -101,20 +103,24 @@ class Appender:
 
         `aligned` is False if the oldest messages were dropped. `learn`: the result decides which stand-in is used.
         """
-        step, shape, extend = step_of(new), parent.shape, self._bridge.extend
+        step, shape, bridge = step_of(new), parent.shape, self._bridge.at(preamble.time)
         tools, soundness = preamble.template_tools, self.soundness
-        real = self._bridge.extend_with_history(shape, before, parent.ended_by, new, tools) if aligned else None
-        prompt = real or extend(shape, parent.ended_by, new, tools)
+        real = bridge.extend_with_history(shape, before, parent.ended_by, new, tools) if aligned else None
+        prompt = real or bridge.extend(shape, parent.ended_by, new, tools)
         if prompt is None:
             detail = "the text that the template writes after a turn cannot be determined"
             return None, StepResult(FailureReason.LACKS, detail)
         stand_in = StandIn.NONE
         if real is None or not soundness.depends_on_position(self._bridge, step, shape, tools=tools is not None):
-            stand_in = self._find_stand_in(parent, new, tools, prompt)
+            stand_in = self._find_stand_in(bridge, parent, new, tools, prompt)
         turns = branch_text(parent)
         if turns is None or real is None:
             # The branch no longer equals one rendering: only the step itself is checked.
-            result = self._check_step(before, new, tools) if learn and stand_in is not StandIn.NONE else _NOT_COMPARED
+            result = (
+                self._check_step(bridge, before, new, tools)
+                if learn and stand_in is not StandIn.NONE
+                else _NOT_COMPARED
+            )
         else:
             found = self.difference(turns, prompt.text, [*before, *new], preamble)
             result = StepResult() if found is None else StepResult(FailureReason.REWRITES, found.excerpt)
@@ -122,8 +128,10 @@ class Appender:
             soundness.learn(preamble, step, shape, stand_in)
         return prompt, result
 
-    def _check_step(self, before: Sequence[TemplateMessage], new: Sequence[TemplateMessage], tools: Any) -> StepResult:
-        render = self._bridge.template.render
+    def _check_step(
+        self, bridge: Bridge, before: Sequence[TemplateMessage], new: Sequence[TemplateMessage], tools: Any
+    ) -> StepResult:
+        render = bridge.template.render
         try:
             prompt, whole = render(before[:-1], tools=tools), render([*before, *new], tools=tools)
         except TemplateRefusedError as error:
@@ -136,9 +144,9 @@ class Appender:
         )
 
     def _find_stand_in(
-        self, parent: IndexedTurn, new: list[TemplateMessage], tools: Any, prompt: PromptText
+        self, bridge: Bridge, parent: IndexedTurn, new: list[TemplateMessage], tools: Any, prompt: PromptText
     ) -> StandIn:
-        shape, extend = parent.shape, self._bridge.extend
+        shape, extend = parent.shape, bridge.extend
         for stand_in, stand_in_shape, offered in (
             (StandIn.WITHOUT_PREAMBLE, replace(shape, system=None), None),
             (StandIn.WITH_PREAMBLE, shape, tools),
@@ -162,13 +170,17 @@ class Appender:
         `recoded`: the branch was decoded from its tokens. Not every tokenizer decodes to the original text, so the
         rendering is then encoded and decoded as well.
         """
+        encoder, template = self._bridge.encoder, self._bridge.template.at(preamble.time)
         try:
-            rendered = self._bridge.template.render(messages, tools=preamble.template_tools)
+            whole = template.official(template.fitted(messages), tools=preamble.template_tools)
         except TemplateRefusedError as error:
             return Difference(len(turns), error.template_message)
-        encoder = self._bridge.encoder
-        whole = rendered.escapes.restore(rendered.text)
+        whole = without_surrogates(whole)
         if recoded:
+            try:
+                rendered = template.render(messages, tools=preamble.template_tools)
+            except TemplateRefusedError:  # its text is known, but not which control tokens in it are from data
+                rendered = Rendered(whole, Escapes(encoder.control))
             whole = encoder.decode(encoder.encode(rendered.text, rendered.escapes))
         comparison = Comparison(encoder, self._parser, preamble.schemas)
         return comparison.difference(turns, following, whole)

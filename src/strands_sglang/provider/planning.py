@@ -66,7 +66,8 @@ class Planner:
         whole = conversation.rendered(lineage.call_ids)
         join = Join.ROOT if lineage.rewritten_from is None else Join.FORKED
         shape = self.appender.inspected_shape(opening_shape(whole), whole)
-        opening = self.bridge.open(whole, conversation.preamble.template_tools)
+        preamble = conversation.preamble
+        opening = self.bridge.at(preamble.time).open(whole, preamble.template_tools)
         return Plan(lineage, opening, join, shape, images=tuple(images_of(whole)))
 
     def _extended(

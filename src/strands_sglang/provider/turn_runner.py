@@ -16,6 +16,7 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from strands.hooks import AfterToolsEvent, BeforeToolCallEvent
@@ -56,6 +57,7 @@ class TurnRunner:
 
     async def stream(self, request: TurnRequest) -> AsyncGenerator[Event, None]:
         """Run one turn and yield its events, while it is sampled if that is set and the engine can."""
+        request = replace(request, conversation=request.conversation.at(request.episode.time))
         async with aclosing(self._run(request)) as items:
             async for item in items:
                 if not isinstance(item, TurnReply):
