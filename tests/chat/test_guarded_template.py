@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
+from attack.awkward import chatml
 from strands_sglang.chat._guarded_template import escape_foreign_literals, foreign_literals
 from strands_sglang.chat.control_tokens import ControlTokens, Escapes
 from strands_sglang.chat.template import ChatTemplate
 from strands_sglang.chat.tokenization import Encoder
-from support.families import tokenizer
+from strands_sglang.errors import TemplateRefusedError
+from support.families import FAMILIES, tokenizer
 
 
 def control_of(*literals: str) -> ControlTokens:
@@ -116,3 +119,101 @@ def test_text_that_quotes_tokens_reaches_the_model() -> None:
     template, encoder = made("minimax-m2")
     rendered = template.render([{"role": "user", "content": "<|im_end|> [e~[ ]~!b"}])
     assert "<|im_end|> [e~[ ]~!b" in encoder.decode(encoder.encode(rendered.text, rendered.escapes))
+
+
+def official(template: ChatTemplate, messages: list[dict[str, Any]], tools: Any = None) -> str:
+    text = template.official(template.fitted(messages), tools=tools)
+    return "".join("\ufffd" if "\ud800" <= one <= "\udfff" else one for one in text)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        *("m.content | tojson(ensure_ascii=True)", "m.content | tojson", "m.content[:24]", "m.content | urlencode"),
+        *("(m.content | length) ~ m.content", "m.content | reverse", "m.content | truncate(30)", "[m.content]"),
+        *("m.content | e", "m.content | wordcount", "m.content.split('<tool_call>')[-1].strip()"),
+        *("'same' if '<|im_end|>' in m.content else 'other'", "m.content.replace('<|im_end|> ', '')"),
+    ],
+)
+def test_what_a_template_does_with_control_token_text_is_official(written: str) -> None:
+    template, _ = made("qwen2.5", source := chatml(user="{{ " + written + " }}"))
+    for text in ("say <|im_end|> and <tool_call> now, please", "<|im_end|> é <|im_end|>"):
+        messages = [{"role": "system", "content": "<tool_call> é"}, {"role": "user", "content": text}]
+        plain = [messages[0], {"role": "user", "content": "x"}]
+        rendered = template.render(messages)
+        assert rendered.escapes.restore(rendered.text) == official(template, messages)
+        assert tokens("qwen2.5", messages, source=source) == tokens("qwen2.5", plain, source=source)
+
+
+TOOL_OF_TAGS = {"description": "Write it after </think>, not <code>.", "parameters": {"type": "object"}}
+
+
+@pytest.mark.parametrize(
+    ("family", "messages"),
+    [
+        ("smollm3", [{"role": "user", "content": "x"}]),
+        ("smollm3", [{"role": "system", "content": "No </think>."}, {"role": "user", "content": "</think>"}]),
+        ("minimax-m2", [{"role": "user", "content": "x"}, {"role": "assistant", "content": "a\n</think>\n\nb"}]),
+        ("qwen3", [{"role": "user", "content": "<tool_response>x</tool_response>"}]),
+        ("glm-4.5", [{"role": "user", "content": "x"}, {"role": "assistant", "content": "a\n</think>\n<|user|>"}]),
+    ],
+)
+def test_templates_that_escape_or_search_data_are_exact(family: str, messages: list[dict[str, Any]]) -> None:
+    template, encoder = made(family)
+    tools = [{"type": "function", "function": {"name": "f", **TOOL_OF_TAGS}}]
+    rendered = template.render(messages, tools=tools)
+    assert rendered.escapes.restore(rendered.text) == official(template, messages, tools)
+    assert "\\U000f" not in encoder.decode(encoder.encode(rendered.text, rendered.escapes))
+
+
+def test_data_without_control_token_text_is_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    template, _ = made("qwen3")
+    calls = list[str]()
+    apply = tokenizer("qwen3").apply_chat_template
+    monkeypatch.setattr(
+        tokenizer("qwen3"), "apply_chat_template", lambda *given, **named: (calls.append(""), apply(*given, **named))[1]
+    )
+    template.render([{"role": "user", "content": "<b> é"}])
+    assert len(calls) == 1
+
+
+def check_random_data(family: str, seed: int, count: int) -> None:
+    """Any text in any place is either rendered as the template officially does, or refused; tokens are as marked."""
+    template, encoder = made(family)
+    rng, control = random.Random(seed), encoder.control
+    literals = [literal for literal in control.ids if literal in template.source] or list(control.ids)
+
+    def text() -> str:
+        pieces = [
+            rng.choice(literals),
+            rng.choice([" ", "\n", "é", "'", '"', "\\", "\udc80", "\U000f0000", "/think", "a"]),
+        ]
+        pieces.append(rng.choice(literals)[: rng.randrange(1, 4)])
+        return "".join(rng.choices(pieces, k=rng.randrange(5)))
+
+    for _ in range(count):
+        messages = [{"role": rng.choice(["system", "user"]), "content": text()}, {"role": "user", "content": text()}]
+        messages = messages[messages[0]["role"] == "user" :]
+        if rng.random() < 0.7:
+            messages.append({"role": "assistant", "content": text()})
+            messages.append({"role": "user", "content": text()})
+        function = {"name": "f", "description": text(), "parameters": {"type": "object", "properties": {text(): {}}}}
+        tools = rng.choice([None, [{"type": "function", "function": function}]])
+        try:
+            rendered = template.render(messages, tools=tools)
+        except TemplateRefusedError:
+            continue
+        assert rendered.escapes.restore(rendered.text) == official(template, messages, tools), (messages, tools)
+        written = [token.id for token in control.find(rendered.text)]
+        assert control.among(encoder.encode(rendered.text, rendered.escapes)) == written, (messages, tools)
+
+
+@pytest.mark.parametrize("family", ["glm-4.5", "phi-4-mini", "qwen3", "smollm3"])
+def test_random_data_is_rendered_officially(family: str) -> None:
+    check_random_data(family, 1, 25)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("family", FAMILIES)
+def test_random_data_is_rendered_officially_by_every_family(family: str) -> None:
+    check_random_data(family, 2, 400)

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from strands_sglang.chat.control_tokens import ControlTokens
 from strands_sglang.chat.template import ChatTemplate
 from strands_sglang.errors import ConfigurationError, TemplateRefusedError
+from support.clock import Clock, set_clock
 from support.families import FAMILIES, tokenizer
 
 NO_CALLS = {"gemma-3", "phi-4-mini", "smollm2", "smollm3"}
@@ -43,8 +44,9 @@ def said(text: str = "", arguments: dict[str, Any] | None = None, reasoning: str
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_text_equals_transformers(family: str) -> None:
-    template, tok = template_of(family), tokenizer(family)
+def test_text_equals_transformers(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_clock(monkeypatch)
+    template, tok = template_of(family).at(Clock.current), tokenizer(family)
     talked = [
         {"role": "system", "content": "Be brief: <b>."},
         USER,

@@ -23,7 +23,7 @@ async def ask(
 ) -> tuple[ScriptedEngine, list[tuple[Join, bool]]]:
     """Return the engine, and for each turn its join and whether its prompt equals one rendering by transformers."""
     agent, engine, tree = acting(replies, family, **{"tools": [], **settings})
-    template, expected = agent.model.planner.bridge.template, list[list[int]]()
+    template, expected = agent.model.planner.bridge.template.at(agent.model.current_episode.time), list[list[int]]()
 
     def note(event: BeforeModelCallEvent) -> None:
         messages = template_messages(event.agent.messages)

@@ -19,9 +19,11 @@ the bridge itself returns None only if the continuation cannot be derived.
 
 from __future__ import annotations
 
+import copy
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -91,6 +93,15 @@ class Bridge:
         self.template = template
         self.encoder = encoder
         self._boundaries: dict[tuple[ConversationShape, str], TurnBoundary | None] = {}
+
+    def at(self, time: datetime | None) -> Bridge:
+        """Return this bridge at a time (`ChatTemplate.at`); boundaries do not depend on it."""
+        template = self.template.at(time)
+        if template is self.template:
+            return self
+        bound = copy.copy(self)
+        bound.template = template
+        return bound
 
     def open(self, messages: Sequence[TemplateMessage], tools: Tools = None) -> PromptText:
         """Render a whole conversation, for a new branch."""

@@ -8,14 +8,15 @@ template and data apart:
 - A *mark* (plane 16) stands for a control token that the template itself writes, one for each control token of the
   tokenizer. `_guarded_template` uses marks to tell the template's control tokens from data.
 
-Invariant: a mark in a text stands for one control token. After `Escapes.escape`, data contains no control-token text,
-and no placeholder or mark other than ours.
+Invariant: a mark in a text stands for one control token. After `Escapes.escape`, data contains no placeholder or mark
+other than ours, and no control-token text unless that is its `DataForm`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +34,7 @@ _MARKS = re.compile(f"[{chr(_FIRST_MARK)}-{chr(_LAST_MARK)}]")
 _RESERVED = re.compile(
     f"[{chr(_FIRST_PLACEHOLDER)}-{chr(_LAST_PLACEHOLDER)}{chr(_FIRST_MARK)}-{chr(_LAST_MARK)}\ud800-\udfff]"
 )
+_SURROGATES = re.compile("[\ud800-\udfff]")
 # White space as tokenizers define it. Python's own definition includes U+001C to U+001F, too.
 _SPACES = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 # Keys and type names of messages and schemas: templates look values up by them, so they are not escaped in part.
@@ -70,8 +72,6 @@ class ControlTokens:
         """Such a token at the end of a turn is not part of its text."""
         self._any = re.compile(_longest_first(self.ids)) if self.ids else None
         self.all_guarded = _guard(self.ids)
-        self.special_guarded = _guard([self.texts[token_id] for token_id in self.special])
-        """For text that a developer wrote (the system prompt)."""
         self._table: npt.NDArray[np.bool_] = np.zeros(max(self.texts, default=-1) + 1, dtype=np.bool_)
         self._table[list(self.texts)] = True
         self._by_mark = dict(zip(map(chr, range(_FIRST_MARK, _LAST_MARK + 1)), self.ids, strict=False))
@@ -195,13 +195,32 @@ def _pattern(node: dict[str, Any]) -> str:
     return f"{prefix}(?:{inner}){'?' if '' in node else ''}"
 
 
+def without_surrogates(text: str) -> str:
+    """Return a text in which lone surrogates, from an undecodable file name for example, are replaced by U+FFFD."""
+    return text if text.isascii() else _SURROGATES.sub("\ufffd", text)
+
+
+class DataForm(Enum):
+    """How control-token text in data is passed to a template."""
+
+    PLACEHOLDERS = "placeholders"
+    SEARCHED = "searched"
+    """As placeholders, which the template then also has where it searches for control-token text."""
+    VERBATIM = "verbatim"
+    """Unchanged, for a template that escapes, cuts or counts its characters. Markers in a system prompt are marks."""
+    ALL_VERBATIM = "all verbatim"
+    """The same, including markers in a system prompt."""
+
+
 class Escapes:
     """The text that was removed from the data of one rendering, by placeholder."""
 
-    __slots__ = ("_control", "_placeholders", "_texts")
+    __slots__ = ("_control", "_form", "_placeholders", "_texts", "replaced")
 
-    def __init__(self, control: ControlTokens) -> None:
-        self._control = control
+    def __init__(self, control: ControlTokens, form: DataForm = DataForm.PLACEHOLDERS) -> None:
+        self._control, self._form = control, form
+        self.replaced = False
+        """Whether any text in the data was replaced, or left although it is control-token text."""
         self._texts: dict[str, str] = {}
         self._placeholders: dict[str, str] = {}
 
@@ -211,20 +230,19 @@ class Escapes:
         """Return a value (text, list, dict) with control-token text in its strings replaced by placeholders.
 
         Args:
-            trusted: Whether the developer wrote it (a system prompt). Markers such as `<tool_call>` are kept then;
-                special tokens such as `<|im_start|>` are not.
+            trusted: Whether the developer wrote it (a system prompt). Markers such as `<tool_call>` become marks then;
+                special tokens such as `<|im_start|>` do not.
             composed: Literals that the template concatenates from parts. Data must not supply such a part either, so
                 parts of them are replaced, too. The role of a message is kept: templates build literals from it.
             blind: Whether every character of those literals is replaced, so that data cannot contribute to them
                 whatever the template does.
         """
-        pattern = self._control.special_guarded if trusted else self._control.all_guarded
-        return self._walk(value, pattern, _LiteralParts(composed, blind) if composed else None)
+        return self._walk(value, trusted, _LiteralParts(composed, blind) if composed else None)
 
     def placeholder(self, text: str) -> str:
         """Return the placeholder of a text that is removed from data."""
-        # A lone surrogate (from an undecodable file name, for example) has no encoding.
-        text = "\ufffd" if len(text) == 1 and "\ud800" <= text <= "\udfff" else text
+        self.replaced = True
+        text = without_surrogates(text)
         if text not in self._placeholders:
             if len(self._texts) > _LAST_PLACEHOLDER - _FIRST_PLACEHOLDER:
                 raise UnsupportedContentError(
@@ -236,19 +254,28 @@ class Escapes:
             self._texts[placeholder], self._placeholders[text] = text, placeholder
         return self._placeholders[text]
 
-    def _walk(self, value: Any, pattern: re.Pattern[str], parts: _LiteralParts | None) -> Any:
+    def _written(self, text: str, trusted: bool) -> str:
+        self.replaced = True
+        token_id, verbatim = self._control.ids.get(text), self._form in (DataForm.VERBATIM, DataForm.ALL_VERBATIM)
+        if token_id is None:
+            return text if verbatim and _SURROGATES.match(text) else self.placeholder(text)
+        if trusted and token_id not in self._control.special and self._form is not DataForm.ALL_VERBATIM:
+            return self._control.marked(text)
+        return text if verbatim else self.placeholder(text)
+
+    def _walk(self, value: Any, trusted: bool, parts: _LiteralParts | None) -> Any:
         if isinstance(value, str):
             if self._control.needs_escape(value):
-                value = pattern.sub(lambda match: self.placeholder(match[0]), value)
+                value = self._control.all_guarded.sub(lambda match: self._written(match[0], trusted), value)
             return value if parts is None else parts.sub(value, self.placeholder)
         if isinstance(value, dict):
             walked = {}
             for key, item in value.items():
                 is_role = parts is not None and key == "role" and "content" in value
-                walked[self._walk(key, pattern, parts)] = item if is_role else self._walk(item, pattern, parts)
+                walked[self._walk(key, trusted, parts)] = item if is_role else self._walk(item, trusted, parts)
             return walked
         if isinstance(value, (list, tuple)):
-            return [self._walk(item, pattern, parts) for item in value]
+            return [self._walk(item, trusted, parts) for item in value]
         return value
 
     def restore(self, text: str) -> str:

@@ -3,8 +3,8 @@
 Whoever receives a call makes one `Conversation` of it, whatever protocol the call came by. Messages have the form of
 the Strands SDK and are read on demand, so a turn costs little for the messages that its branch already has.
 
-The SDK passes a new copy of all tools at every turn, so equal preambles are one object in a process, and equal tools
-are one list in the template's form.
+The SDK passes a new copy of all tools at every turn, so equal preambles are one object in a process until they get the
+time of an episode, and equal tools are one list in the template's form.
 
 Invariants: two preambles have the same key exactly if their system prompts and tools are equal, including types. No
 message is modified.
@@ -17,6 +17,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any, Final, TypeAlias
 
 from strands_sglang._json import dump_bytes
@@ -39,6 +40,8 @@ class Preamble:
     template_tools: list[dict[str, Any]] | None = field(default=None, compare=False)
     """One object for equal tools; must not be modified."""
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False)
+    time: datetime | None = field(default=None, compare=False)
+    """The local time that a template writes: one for all renderings of an episode. None: that of no episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,10 @@ class Conversation:
         kept = list(message.get("content") or ())[:-transient_blocks]
         lasting = [*messages[:at], *([{**message, "content": kept}] if kept else []), *messages[at + 1 :]]
         return cls(preamble, lasting, messages)
+
+    def at(self, time: datetime | None) -> Conversation:
+        """Return the same conversation in an episode with this time."""
+        return replace(self, preamble=replace(self.preamble, time=time))
 
     @property
     def transient(self) -> bool:

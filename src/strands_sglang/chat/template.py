@@ -4,7 +4,11 @@ Templates differ in the form they expect (arguments as an object or JSON text, t
 turn without text). The form is found by rendering probes, never from the name of a model. A call id that the template
 rejects is replaced by a valid one in the call and in its result.
 
-Invariant: the rendered text is what the template writes for these messages, and data in it contains no control token.
+Some templates write the current date, by calling `strftime_now`. transformers accepts no function as an argument, so
+the template gets a macro of that name before its text, which looks up the formatted times in an argument.
+
+Invariants: the rendered text is what the template writes for these messages at the time of the template, and data in it
+contains no control token. The clock of the machine is never read.
 """
 
 from __future__ import annotations
@@ -15,10 +19,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from strands_sglang.chat._guarded_template import PROBE, TOOL, GuardedTemplate, sample_conversations
+from strands_sglang.chat._guarded_template import PROBE, TOOL, Arguments, GuardedTemplate, sample_conversations
 from strands_sglang.chat.control_tokens import ControlTokens, Escapes
 from strands_sglang.chat.messages import TemplateMessage, function_call
 from strands_sglang.errors import ConfigurationError, TemplateRefusedError
@@ -27,6 +32,16 @@ _SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
 _COMMON_IDS = ("call_1", "functions.probe:0", "tooluse_3Fq-1xKz0TzqYw", "12345678")
 _MAX_CACHED_IDS = 4096
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+
+PROBE_TIME = datetime(2025, 1, 15, 12)
+"""The time of renderings that belong to no episode, so that what is found of a template does not depend on the day."""
+_TIMES, _CLOCK = "strands_sglang_times", "strftime_now"
+_UNKNOWN_FORMAT = "strands_sglang: unknown time format "
+# The newline belongs to the last tag (`trim_blocks`), so the template's own text still starts at the start of a line.
+_CLOCK_MACRO = (
+    f"{{% macro {_CLOCK}(format) %}}{{{{ {_TIMES}[format] if format in {_TIMES} "
+    f"else raise_exception('{_UNKNOWN_FORMAT}' ~ format) }}}}{{% endmacro %}}\n"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +71,9 @@ class ChatTemplate:
             raise ConfigurationError(
                 "the tokenizer has no chat template; pass one as chat_template=, as Jinja source text"
             )
+        self._time = PROBE_TIME
+        self._writes_time = _CLOCK in self.source
+        self._time_formats: list[str] = []
         self._arguments_as_text = False
         self._empty_content: str | None = ""
         self._rejects_ids = False
@@ -73,6 +91,14 @@ class ChatTemplate:
         special = getattr(tokenizer, "special_tokens_map", None) or {}
         samples = [(self.fitted(messages), tools) for messages, tools in sample_conversations()]
         self._guarded = GuardedTemplate(control, self._render, own, special, samples)
+
+    def at(self, time: datetime | None) -> ChatTemplate:
+        """Return this template at a time (local, without time zone), which matters only if it writes the time."""
+        if time is None or not self._writes_time:
+            return self
+        bound = copy.copy(self)
+        bound._time = time
+        return bound
 
     @property
     def source(self) -> str:
@@ -108,7 +134,7 @@ class ChatTemplate:
         generate: bool = True,
     ) -> Rendered:
         """Render messages; `generate` adds the prompt for the next assistant turn."""
-        return Rendered(*self._guarded.render(self.fitted(messages), tools, generate))
+        return Rendered(*self._guarded.render(self._render, self.fitted(messages), tools, generate))
 
     @property
     def is_official(self) -> bool:
@@ -123,24 +149,38 @@ class ChatTemplate:
         """Render messages that already have the form this template reads, without escaping data."""
         return self._render(messages, tools, generate, {"chat_template": self._source, **self.arguments})
 
-    def _render(
-        self, messages: Sequence[TemplateMessage], tools: Any, generate: bool, arguments: Mapping[str, Any]
-    ) -> str:
+    def _render(self, messages: Sequence[TemplateMessage], tools: Any, generate: bool, arguments: Arguments) -> str:
+        given = arguments
         try:
+            if self._writes_time:
+                given = self._with_time(arguments, tools)
             if self._drops_none and any(message.get("content", "") is None for message in messages):
-                text = self._render_with_none(messages, tools, generate, arguments)
+                text = self._render_with_none(messages, tools, generate, given)
             else:
                 text = self._tokenizer.apply_chat_template(
-                    list(messages), tools=tools, add_generation_prompt=generate, tokenize=False, **arguments
+                    list(messages), tools=tools, add_generation_prompt=generate, tokenize=False, **given
                 )
         except ReferenceError:
             raise  # the weakly referenced tokenizer was collected
         except Exception as error:  # a template can raise anything
+            _, unknown, time_format = str(error).partition(_UNKNOWN_FORMAT)
+            if unknown and time_format not in given.get(_TIMES, (time_format,)):
+                self._time_formats.append(time_format)
+                return self._render(messages, tools, generate, arguments)
             raise TemplateRefusedError(
                 f"the chat template rejects this conversation ({_roles(messages)}): {error}",
                 template_message=str(error),
             ) from error
         return str(text)
+
+    def _with_time(self, arguments: Arguments, tools: Any) -> Arguments:
+        """Return the arguments with the time of this template; a user's own `strftime_now` is used instead if given."""
+        clock = arguments.get(_CLOCK, self._time.strftime)
+        source = arguments["chat_template"]
+        if source is None:
+            source = self._tokenizer.get_chat_template(None, tools)
+        times = {time_format: clock(time_format) for time_format in self._time_formats}
+        return {**arguments, "chat_template": _CLOCK_MACRO + source, _TIMES: times}
 
     @cached_property
     def _drops_none(self) -> bool:
@@ -156,7 +196,7 @@ class ChatTemplate:
         return bool(text == "False")
 
     def _render_with_none(
-        self, messages: Sequence[TemplateMessage], tools: Any, generate: bool, arguments: Mapping[str, Any]
+        self, messages: Sequence[TemplateMessage], tools: Any, generate: bool, arguments: Arguments
     ) -> str:
         """Render as `apply_chat_template` does, with the function that it calls, but with keys that are None."""
         from transformers.utils.chat_template_utils import render_jinja_template

@@ -127,6 +127,9 @@ class BeginData(TypedDict):
     fingerprint: dict[str, str]
     """`template`: digest of tokenizer and chat template; `parser`: name of the tool parser; `agent`, `reward`,
     `settings`, `model`, `packages`: the parts of the experiment (`runs/experiment.py`), as far as they are known."""
+    template_time: NotRequired[str]
+    """Local time, as ISO 8601 without time zone, for all renderings of the episode: a chat template may write the date.
+    Absent: unknown."""
 
 
 # --- engine calls -----------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import Enum
 from typing import Any
 
@@ -20,6 +21,7 @@ from strands_sglang.errors import ConfigurationError, CountMismatchError, Ledger
 from strands_sglang.ledger.encoding import decoded, encoded, first_link, frames, link
 from strands_sglang.ledger.event import (
     AFTER_END,
+    BeginData,
     CallData,
     EndData,
     Event,
@@ -96,6 +98,12 @@ class EpisodeRecord:
     def begin(self) -> Event | None:
         """Its `BEGIN` event; None: it is lost."""
         return self.events[0] if self.events and self.events[0].kind is EventKind.BEGIN else None
+
+    @property
+    def template_time(self) -> datetime | None:
+        """The local time that its chat template writes; None: unknown."""
+        recorded = None if self.begin is None else data_of(self.begin, BeginData).get("template_time")
+        return None if recorded is None else datetime.fromisoformat(recorded)
 
     @property
     def end(self) -> Event | None:

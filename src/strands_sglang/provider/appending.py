@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from strands_sglang.chat.bridge import Bridge, PromptText
+from strands_sglang.chat.control_tokens import Escapes, without_surrogates
 from strands_sglang.chat.conversation import Conversation, Preamble
 from strands_sglang.chat.conversation_index import IndexedTurn, Lineage
 from strands_sglang.chat.conversation_shape import ConversationShape, is_probed, step_of
@@ -71,7 +72,7 @@ class Appender:
         plain = self.inspected_shape(shape, new).plain
         if result.proved and plain and stand_in not in (None, StandIn.NONE):
             without = stand_in is StandIn.WITHOUT_PREAMBLE
-            prompt = self._with_stand_in(shape, parent.ended_by, new, None if without else preamble)
+            prompt = self._with_stand_in(shape, parent.ended_by, new, preamble, without=without)
             if prompt is not None and not prompt.has_probe_word:
                 return Appended(prompt, result, plain)
         before = self._history(parent, conversation, lineage)
@@ -87,12 +88,19 @@ class Appender:
         return conversation.rendered(lineage.call_ids, lineage.known)
 
     def _with_stand_in(
-        self, shape: ConversationShape, ended_by: int | None, new: list[TemplateMessage], preamble: Preamble | None
+        self,
+        shape: ConversationShape,
+        ended_by: int | None,
+        new: list[TemplateMessage],
+        preamble: Preamble,
+        *,
+        without: bool = False,
     ) -> PromptText | None:
-        """Render new messages after a stand-in, with the system prompt and tools of a preamble, or with neither."""
-        if preamble is None:
-            return self._bridge.extend(replace(shape, system=None), ended_by, new)
-        return self._bridge.extend(shape, ended_by, new, preamble.template_tools)
+        """Render new messages after a stand-in with the system prompt and the tools, or `without` both."""
+        extend = self._bridge.at(preamble.time).extend
+        if without:
+            return extend(replace(shape, system=None), ended_by, new)
+        return extend(shape, ended_by, new, preamble.template_tools)
 
     def _with_history(
         self,
@@ -107,14 +115,14 @@ class Appender:
 
         `learn`: the comparison decides which stand-in is used.
         """
-        step, shape, soundness = step_of(new), parent.shape, self.soundness
+        step, shape, soundness, bridge = step_of(new), parent.shape, self.soundness, self._bridge.at(preamble.time)
         tools, prompt, failure, shapes = preamble.template_tools, None, _UNDERIVED, [shape]
         if shape.calls and not result.proved:
             # A template that does not write calls may still accept results, after a turn that is text for it.
             shapes.append(replace(shape, calls=()))
         try:
-            whole = self._bridge.template.render([*before, *new], tools=tools)
-            extend = self._bridge.extend_with_history
+            whole = bridge.template.render([*before, *new], tools=tools)
+            extend = bridge.extend_with_history
             prompt = _first(extend(one, before, parent.ended_by, new, tools, whole) for one in shapes)
         except TemplateRefusedError as error:
             failure = StepResult(FailureReason.REFUSES, error.template_message)
@@ -131,17 +139,18 @@ class Appender:
         turns = branch_text(parent)
         if turns is None:
             # The branch no longer equals one rendering: only the step itself is checked.
-            result = self._check_step(before, whole, tools) if learn and stand_in is not StandIn.NONE else _NOT_COMPARED
+            checked = learn and stand_in is not StandIn.NONE
+            result = self._check_step(bridge, before, whole, tools) if checked else _NOT_COMPARED
         else:
-            found = self._compared(turns, prompt.text, whole, preamble)
+            found = self._compared(turns, prompt.text, whole.escapes.restore(whole.text), preamble)
             result = StepResult() if found is None else StepResult(FailureReason.REWRITES, found.excerpt)
         if learn and result.proved:
             soundness.learn(preamble, step, shape, stand_in)
         return prompt, result
 
-    def _check_step(self, before: Sequence[TemplateMessage], whole: Rendered, tools: Any) -> StepResult:
+    def _check_step(self, bridge: Bridge, before: Sequence[TemplateMessage], whole: Rendered, tools: Any) -> StepResult:
         try:
-            prompt = self._bridge.template.render(before[:-1], tools=tools)
+            prompt = bridge.template.render(before[:-1], tools=tools)
         except TemplateRefusedError as error:
             return StepResult(FailureReason.REFUSES, error.template_message)
         prompt_text, whole_text = (one.escapes.restore(one.text) for one in (prompt, whole))
@@ -154,8 +163,9 @@ class Appender:
     def _find_stand_in(
         self, parent: IndexedTurn, new: list[TemplateMessage], preamble: Preamble, prompt: PromptText
     ) -> StandIn:
-        for stand_in, offered in ((StandIn.WITHOUT_PREAMBLE, None), (StandIn.WITH_PREAMBLE, preamble)):
-            continuation = self._with_stand_in(parent.shape, parent.ended_by, new, offered)
+        for stand_in in (StandIn.WITHOUT_PREAMBLE, StandIn.WITH_PREAMBLE):
+            without = stand_in is StandIn.WITHOUT_PREAMBLE
+            continuation = self._with_stand_in(parent.shape, parent.ended_by, new, preamble, without=without)
             if continuation is not None and (continuation.closing, continuation.text) == (prompt.closing, prompt.text):
                 return stand_in
         return StandIn.NONE
@@ -174,26 +184,23 @@ class Appender:
         `recoded`: the branch was decoded from its tokens. Not every tokenizer decodes to the original text, so the
         rendering is then encoded and decoded as well.
         """
+        encoder, template = self._bridge.encoder, self._bridge.template.at(preamble.time)
         try:
-            rendered = self._bridge.template.render(messages, tools=preamble.template_tools)
+            whole = without_surrogates(template.official(template.fitted(messages), tools=preamble.template_tools))
         except TemplateRefusedError as error:
             return Difference(len(turns), error.template_message)
-        return self._compared(turns, following, rendered, preamble, recoded=recoded)
+        if recoded:
+            try:
+                rendered = template.render(messages, tools=preamble.template_tools)
+            except TemplateRefusedError:  # its text is known, but not which control tokens in it are from data
+                rendered = Rendered(whole, Escapes(encoder.control))
+            whole = encoder.decode(encoder.encode(rendered.text, rendered.escapes))
+        return self._compared(turns, following, whole, preamble)
 
     def _compared(
-        self,
-        turns: Sequence[SampledTurn],
-        following: str,
-        rendered: Rendered,
-        preamble: Preamble,
-        *,
-        recoded: bool = False,
+        self, turns: Sequence[SampledTurn], following: str, whole: str, preamble: Preamble
     ) -> Difference | None:
-        encoder = self._bridge.encoder
-        whole = rendered.escapes.restore(rendered.text)
-        if recoded:
-            whole = encoder.decode(encoder.encode(rendered.text, rendered.escapes))
-        comparison = Comparison(encoder, self._parser, preamble.schemas)
+        comparison = Comparison(self._bridge.encoder, self._parser, preamble.schemas)
         return comparison.difference(turns, following, whole)
 
 

@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
 from strands_sglang._json import as_list, load_text
@@ -105,7 +106,11 @@ class EpisodeTokens:
             print(trajectory.token_ids, trajectory.loss_mask, trajectory.logprobs)
     """
 
-    def __init__(self, id: str | None = None, observer: EpisodeObserver | None = None) -> None:
+    def __init__(
+        self, id: str | None = None, observer: EpisodeObserver | None = None, *, time: datetime | None = None
+    ) -> None:
+        """Start an episode; `time` is that of its record, which is kept also if it is reset. None: now."""
+        self._recorded_time = time
         self.token_manager = TokenManager(TokenTree(id))
         self.observer = observer
         self.lock = threading.Lock()
@@ -115,6 +120,8 @@ class EpisodeTokens:
         self._clear()
 
     def _clear(self) -> None:
+        self.time = self._recorded_time or datetime.now()
+        """The local time that the chat template writes in all renderings, if it writes the time."""
         self._indexed_tree = self.token_manager.tree
         self._index = ConversationIndex()
         self._routed_experts: dict[int, RoutedExperts] = {}

@@ -70,9 +70,10 @@ class Planner:
         whole = conversation.rendered(lineage.call_ids)
         join = Join.ROOT if lineage.rewritten_from is None else Join.FORKED
         shape = self.appender.inspected_shape(opening_shape(whole), whole)
-        opening = self.bridge.open(whole, conversation.preamble.template_tools)
+        preamble = conversation.preamble
+        opening = self.bridge.at(preamble.time).open(whole, preamble.template_tools)
         if settings.on_hidden_tools is HiddenToolsPolicy.REFUSE and not self.bridge.template.hides_tools:
-            self._check_tools_shown(conversation.preamble, whole, opening)
+            self._check_tools_shown(preamble, whole, opening)
         return Plan(lineage, opening, join, shape, images=tuple(images_of(whole)))
 
     def _check_tools_shown(self, preamble: Preamble, whole: list[TemplateMessage], opening: PromptText) -> None:
@@ -80,7 +81,7 @@ class Planner:
         if preamble.template_tools is None or preamble.key in self._tools_shown:
             return
         with suppress(TemplateRefusedError):
-            if self.bridge.open(whole).text == opening.text:
+            if self.bridge.at(preamble.time).open(whole).text == opening.text:
                 names = ", ".join(tool["function"]["name"] for tool in preamble.template_tools[:8])
                 raise ConfigurationError(
                     f"the chat template must write the agent's tools ({names}) into the prompt, but renders the same "

@@ -16,6 +16,7 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from strands.hooks import AfterToolsEvent, BeforeToolCallEvent
@@ -92,6 +93,7 @@ class TurnRunner:
     async def _prepare(self, request: TurnRequest) -> PreparedCall:
         if self._problem and request.conversation.preamble.tools and request.schema is None:
             raise ConfigurationError(f"tool_parser='auto' cannot determine the format of tool calls: {self._problem}")
+        request = replace(request, conversation=request.conversation.at(request.episode.time))
         call = await prepare(self.planner, self._images, request)
         stop_after_failed_calls(call)
         return call

@@ -183,7 +183,7 @@ class EpisodeRun:
     """Agents that made turns, in the order of their first turns, without agents inside tools."""
 
     def __post_init__(self) -> None:
-        self.tokens = EpisodeTokens(self.id, self.recorder)
+        self.tokens = EpisodeTokens(self.id, self.recorder, time=self.recorder.template_time)
         self.recorder.on_agent = self._add_agent
 
     def _add_agent(self, agent: Any) -> None:

@@ -131,9 +131,8 @@ CASES = [
         chatml(END="{{ '<|im_end|>\n' }}{%- if " + _BEFORE_TOOL + " -%}<|fim_pad|>{%- endif -%}"),
         _ALL,
     ),
-    Case("a clock in front", chatml(HEAD="{{ strftime_now('%H:%M:%S.%f') }}"), (), FailureReason.REWRITES),
-    Case("a clock in every result", chatml(RESULT="{{ strftime_now('%H:%M:%S.%f ') }}"), (), FailureReason.TOKENS),
-    Case("today's date in front", chatml(HEAD="{{ strftime_now('%d %b %Y') }}"), _ALL),
+    Case("the time in front", chatml(HEAD="{{ strftime_now('%H:%M:%S.%f') }}"), _ALL),
+    Case("the time in every result", chatml(RESULT="{{ strftime_now('%H:%M:%S.%f ') }}"), _ALL),
     Case(
         "no end of turn but a newline: calls end with their own marker, an answer with nothing",
         chatml(END="{{ '\n' }}"),

@@ -14,7 +14,6 @@ import json
 from bisect import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -24,7 +23,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from strands_sglang.chat.messages import TemplateMessage
-from strands_sglang.chat.template import ChatTemplate
+from strands_sglang.chat.template import PROBE_TIME, ChatTemplate
 from strands_sglang.errors import TemplateRefusedError
 
 _STAND_IN = "x"
@@ -258,7 +257,7 @@ def inspect(template: ChatTemplate, conversations: Sequence[tuple[Sequence[Templ
         except TemplateRefusedError:
             continue
         # This is not the official renderer: the recorded queries are valid only if both render the same text.
-        record.unbounded = record.unbounded or (written != official and not _uses_time(source))
+        record.unbounded = record.unbounded or written != official
     sizes = _numbers(source)
     queries: dict[Field, tuple[Query, ...]] = {}
     expected: dict[tuple[Field, Query], tuple[Any, ...]] = {}
@@ -301,10 +300,6 @@ def _numbers(source: str) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _uses_time(source: str) -> bool:
-    return "strftime_now" in source
-
-
 class _PreservingEnvironment(ImmutableSandboxedEnvironment):
     """A macro that writes a single text returns the same string object."""
 
@@ -335,7 +330,7 @@ def _environment() -> Environment:
     )
     made.filters["tojson"] = _as_json
     made.globals["raise_exception"] = refuse
-    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    made.globals["strftime_now"] = PROBE_TIME.strftime
     return made
 
 

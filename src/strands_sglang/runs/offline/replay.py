@@ -273,6 +273,7 @@ async def replay(
                 replays=True,
                 loop_throttle=loop_throttle,
             )
+            recorder.template_time = record.template_time
             episode_run = EpisodeRun(record.id, task_of(record), recorder)
             # The time limits of the recording do not apply: an episode that ended by one ends with its record.
             untimed = replace(run_spec.limits, tool_timeout=None, episode_timeout=None)

@@ -90,6 +90,7 @@ def _check(record: EpisodeRecord, model: SGLangModel, report: TemplateReport) ->
             continue
         turns, count = path[: len(counts)], counts[-1]
         conversation = Conversation.of(messages[:count], system=one["system"], tool_specs=one["tools"])
+        conversation = conversation.at(record.template_time)
         rendered = conversation.rendered(one["call_ids"])
         replies = decode_branch(turns, encoder, model.tool_parser)
         differs = planner.appender.difference(

@@ -16,6 +16,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from datetime import datetime
 from typing import Any
 
 from strands_sglang.engine import Generation, TokenEngine
@@ -90,6 +91,8 @@ class EpisodeRecorder(EventLog):
         self.put_file = put_file
         self.put_data = put_file
         """Stores bytes in tool results and messages; None: events have their content."""
+        self.template_time: datetime | None = None
+        """The recorded time of the episode (`EpisodeTokens.time`); None: nothing is recorded."""
         self.stored_images: set[str] = set()
         self._loop_throttle = loop_throttle
         self._engine_monitor = engine_monitor or EngineMonitor(None)

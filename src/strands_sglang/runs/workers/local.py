@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from datetime import datetime
 from secrets import token_hex
 from typing import Any
 
@@ -199,6 +200,7 @@ class LocalWorker:
         begin = None if spec.record is None else spec.record.begin
         # An episode that started in another run is not written to this ledger: its BEGIN event would be missing there.
         starts_here = begin is None or data_of(begin, BeginData).get("run") == self.run_spec.run
+        template_time = (None if spec.record is None else spec.record.template_time) or datetime.now()
         chain, replay_log, sink = None, None, self._sink(events, starts_here)
         put_file = None if self._writer is None or not starts_here else self._writer.put_file
         # The record of an episode that can be paused also travels without the run directory.
@@ -213,6 +215,7 @@ class LocalWorker:
                     "sample": spec.sample,
                     "run": self.run_spec.run,
                     "fingerprint": self.fingerprint,
+                    "template_time": template_time.isoformat(),
                 }
                 chain.append(EventKind.BEGIN, data)
             else:
@@ -234,6 +237,7 @@ class LocalWorker:
             engine_monitor=self._engine_monitor,
             put_file=put_file,
         )
+        recorder.template_time = template_time
         recorder.put_data = put_data
         recorder.tool_arguments = self.run_spec.tool_arguments
         return recorder
