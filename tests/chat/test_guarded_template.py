@@ -170,9 +170,12 @@ def test_data_without_control_token_text_is_rendered_once(monkeypatch: pytest.Mo
     template, _ = made("qwen3")
     calls = list[str]()
     apply = tokenizer("qwen3").apply_chat_template
-    monkeypatch.setattr(
-        tokenizer("qwen3"), "apply_chat_template", lambda *given, **named: (calls.append(""), apply(*given, **named))[1]
-    )
+
+    def counted(*given: Any, **named: Any) -> Any:
+        calls.append("")
+        return apply(*given, **named)
+
+    monkeypatch.setattr(tokenizer("qwen3"), "apply_chat_template", counted)
     template.render([{"role": "user", "content": "<b> é"}])
     assert len(calls) == 1
 
