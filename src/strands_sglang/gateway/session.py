@@ -176,7 +176,7 @@ class Session:
         """Register that an answer was sent completely."""
         exchange.delivered = True
         turn = exchange.work.result()
-        if turn.answer.number in self._open:
+        if turn.side or turn.answer.number in self._open:
             self._keep(turn)
 
     @property
@@ -191,7 +191,7 @@ class Session:
     async def count_tokens(self, call: Call) -> int:
         """Return the number of tokens of a conversation, rendered as a whole."""
         conversation, _ = self._conversation(call)
-        bridge = self.model.planner.bridge
+        bridge = self.model.planner.bridge.at(self.episode.time)
         prompt = bridge.open(conversation.rendered({}), conversation.preamble.template_tools)
         return len((await in_thread(bridge.encode, prompt)).context)
 
@@ -231,8 +231,6 @@ class Session:
         committed = reply.committed
         turn = _Turn(self._answer(call, reply), reply, call.agent, side)
         self.episode.tracked.add(committed.turn.id)
-        if not side:
-            committed.reject()  # until it is delivered
         self._turns[committed.turn.id] = turn
         self._settle(turn, conversation, echoes)
         self.items.update(protocol.items_of(turn.answer))
@@ -318,7 +316,7 @@ class Session:
         for number, turn in list(self._open.items()):
             # The conversation begins with the messages that this turn replied to.
             if turn.agent == new.agent and turn.entry.answers_part_of(conversation):
-                turn.reply.committed.reject()
+                turn.reply.committed.call.tree.reject(turn.reply.committed.turn)
                 del self._open[number]
         if not new.side:
             self._open[new.answer.number] = new
