@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -25,9 +26,10 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from strands_sglang._json import check_json
 from strands_sglang.errors import ConfigurationError, StrandsSGLangError
 from strands_sglang.gateway.anthropic_messages import AnthropicMessages
-from strands_sglang.gateway.call import Call, Fault, Protocol, Refusal
+from strands_sglang.gateway.call import Call, Fault, Protocol, Refusal, dumped
 from strands_sglang.gateway.chat_completions import ChatCompletions
 from strands_sglang.gateway.responses import Responses
 from strands_sglang.gateway.session import Exchange, IsSide, Session, refusal_of
@@ -39,6 +41,9 @@ logger = logging.getLogger(__name__)
 
 PROTOCOLS: tuple[Protocol, ...] = (ChatCompletions(), Responses(), AnthropicMessages())
 MAX_BODY = 16 << 20
+MAX_REQUESTS = 64
+"""Requests of one session that are read or answered at once: with `MAX_BODY`, it bounds the memory of a session."""
+_MAX_VALUES = 1 << 19  # in the JSON of one body
 _READ_SECONDS = 60.0  # for a body to arrive
 _KEEP_ALIVE_SECONDS = 10.0  # between two signs of life in a stream
 _CLOSE_SECONDS = 5.0  # for open connections to end
@@ -176,8 +181,14 @@ class Gateway:
                 raise Refusal(Fault.UNKNOWN_SESSION, "the gateway does not answer web pages")
             if request.headers.get("Content-Encoding", "identity") != "identity":
                 raise Refusal(Fault.INVALID, "Content-Encoding: send the body uncompressed")
-            request[_SESSION] = self._session_of(request)
-            return await handler(request)
+            session = request[_SESSION] = self._session_of(request)
+            if session.requests >= MAX_REQUESTS:
+                raise Refusal(Fault.BUSY, f"the session has {MAX_REQUESTS} requests under way; send fewer at once")
+            session.requests += 1
+            try:
+                return await handler(request)
+            finally:
+                session.requests -= 1
         except Refusal as refusal:
             return _refused(protocol, refusal)
         except web.HTTPRequestEntityTooLarge:
@@ -186,6 +197,10 @@ class Gateway:
             return _refused(
                 protocol, Refusal(Fault.UNKNOWN_SESSION, f"{request.method} {request.path}: {error.reason}")
             )
+        except ConnectionError:
+            raise  # the agent is gone
+        except Exception as error:
+            return _refused(protocol, refusal_of(error))
 
     def _session_of(self, request: web.Request) -> Session:
         token = request.match_info.get("token") or _key(request)
@@ -235,7 +250,7 @@ async def _answered(
     if not call.streams:
         answer = await exchange.answer()
         assert answer is not None
-        response = web.Response(body=orjson.dumps(protocol.body(answer)), content_type="application/json")
+        response = web.Response(body=dumped(protocol.body(answer)), content_type="application/json")
         await response.prepare(request)
         await response.write_eof()
         return response, True
@@ -268,8 +283,12 @@ async def _read(request: web.Request) -> bytes:
 
 def _decoded(data: bytes) -> dict[str, Any]:
     try:
-        body = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
+        check_json(data, _MAX_VALUES)
+        try:
+            body = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            body = json.loads(data)  # has what orjson refuses: lone surrogates
+    except (ValueError, RecursionError) as error:
         raise Refusal(Fault.INVALID, f"the body must be JSON: {error}") from None
     if not isinstance(body, dict):
         raise Refusal(Fault.INVALID, "the body must be a JSON object")
@@ -279,10 +298,10 @@ def _decoded(data: bytes) -> dict[str, Any]:
 def _refused(protocol: Protocol, refusal: Refusal) -> web.Response:
     status, body = protocol.error(refusal)
     # The SDKs of OpenAI and Anthropic do not retry with "false"; without it they retry 408, 409, 429 and 5xx.
-    headers = {"x-should-retry": "true" if refusal.fault is Fault.UNAVAILABLE else "false"}
-    if refusal.fault is Fault.UNAVAILABLE:
+    headers = {"x-should-retry": "true" if refusal.fault.passes else "false"}
+    if refusal.fault.passes:
         headers["Retry-After"] = "2"
-    return web.Response(body=orjson.dumps(body), status=status, content_type="application/json", headers=headers)
+    return web.Response(body=dumped(body), status=status, content_type="application/json", headers=headers)
 
 
 def _key(request: web.Request) -> str:
