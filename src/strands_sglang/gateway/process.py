@@ -17,6 +17,7 @@ from enum import Enum
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from strands_sglang._checks import chosen
 from strands_sglang.errors import AgentProcessError, ConfigurationError
 from strands_sglang.gateway.server import Gateway
 from strands_sglang.gateway.session import IsSide, Session
@@ -40,6 +41,15 @@ class Network(str, Enum):
     """Everything that this process can."""
     GATEWAY_ONLY = "gateway_only"
     """Nothing but its session: it runs in a network namespace of its own (Linux, needs bubblewrap)."""
+
+
+class OnResume(str, Enum):
+    """What a resumed episode does with the turns that were recorded before."""
+
+    CONTINUE = "continue"
+    """The agent's requests are answered from the record for as long as they are the recorded ones."""
+    RESTART = "restart"
+    """All turns are sampled again, and the recorded ones rolled back: for agents whose tool results never repeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +77,8 @@ class AgentProcess:
     """Returns whether a call is not its own work, such as a title: recorded, not trained; None: none is."""
     on_changed_echo: RewritePolicy = RewritePolicy.KEEP
     """What to do if its copy of a reply differs from the reply, but is still its echo."""
+    on_resume: OnResume = OnResume.CONTINUE
+    """What to do with recorded turns if the episode is resumed."""
 
     def __post_init__(self) -> None:
         if isinstance(self.command, str) or not self.command or not all(isinstance(one, str) for one in self.command):
@@ -74,6 +86,8 @@ class AgentProcess:
                 f"AgentProcess.command must be a list of texts, got {self.command!r:.80}; write a shell command as "
                 "['sh', '-c', '...']"
             )
+        for name, kind in (("network", Network), ("on_changed_echo", RewritePolicy), ("on_resume", OnResume)):
+            object.__setattr__(self, name, chosen(f"AgentProcess.{name}", getattr(self, name), kind))
 
     async def run(self, session: Session, base_url: str, socket: Path | None) -> str:
         """Run it to its end; return its output.

@@ -147,6 +147,8 @@ class Session:
         self._exchanges: dict[Hashable, Exchange] = {}
         self._working = set[asyncio.Task[_Turn]]()
         self._turns: dict[int, _Turn] = {}
+        self._unanswered = set[str]()
+        """Ids of recorded calls whose results no request had yet."""
         self._open: dict[int, _Turn] = {}
         """Answered turns that no later call continues from or contradicts."""
         self._context = contextvars.copy_context()
@@ -216,6 +218,7 @@ class Session:
             conversation, echoes = self._conversation(call)
             for number in echoes:  # the agent has received what it sends back
                 self._keep(self._turns[number])
+            self._count_results(conversation)
             request = TurnRequest(
                 conversation,
                 self.episode,
@@ -237,9 +240,20 @@ class Session:
         turn = _Turn(self._answer(call, reply), committed.call.tree, committed.turn, committed.entry, call.agent, side)
         self.episode.tracked.add(committed.turn.id)
         self._turns[committed.turn.id] = turn
+        self._unanswered.update(use["toolUseId"] for use in turn.answer.calls)
         self._settle(turn, conversation, echoes)
         self.items.update(protocol.items_of(turn.answer))
         return turn
+
+    def _count_results(self, conversation: Conversation) -> None:
+        """Report the results of recorded calls that the agent sends for the first time: its tools are not seen here."""
+        if not self._unanswered:
+            return
+        blocks = (block for message in conversation.messages for block in message.get("content") or ())
+        found = {block["toolResult"]["toolUseId"] for block in blocks if "toolResult" in block} & self._unanswered
+        self._unanswered -= found
+        if found and self.episode.observer is not None:
+            self.episode.observer.observe_results(len(found))
 
     def _check_side(self, call: Call) -> bool:
         """Return whether a call is a side call; `Refusal` if it seems to be the agent's own, and asks another model."""

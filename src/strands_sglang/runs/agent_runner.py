@@ -38,7 +38,7 @@ from strands_sglang.errors import (
     ToolUnavailableError,
     TurnAbortedError,
 )
-from strands_sglang.gateway.process import AgentProcess, Gateways
+from strands_sglang.gateway.process import AgentProcess, Gateways, OnResume
 from strands_sglang.gateway.session import Session
 from strands_sglang.model import SGLangModel
 from strands_sglang.provider.episode import EpisodeTokens as EpisodeTokens
@@ -219,6 +219,8 @@ class EpisodeRun:
             return await run_agent(agent, self.task, limits, self.tokens)
 
     async def _run_process(self, process: AgentProcess, model: SGLangModel, gateways: Gateways) -> str:
+        if process.on_resume is OnResume.RESTART:
+            self.recorder.restart()
         async with gateways.session(process, model, self.tokens) as (self.session, gateway):
             return await process.run(self.session, gateway.base_url(self.session), gateway.socket)
 
