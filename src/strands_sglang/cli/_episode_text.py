@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from strands_sglang._json import as_list
 from strands_sglang._terminal import counted, escape_for_terminal, table
 from strands_sglang.cli._command import Paint, escape_lines, number, shorten
 
@@ -229,8 +228,8 @@ class EpisodePrinter:
             text = " ".join(map(str, added["ids"])) if added["text"] is None else added["text"]
             lines += [self.paint(line, "dim") for line in self._block("context", text, "  ")]
         lines += ["  " + line for line in (self._token_table(tokens) if self.tokens else self._sampled(tokens))]
-        if detail.get("ignored"):
-            asked = ", ".join(map(str, as_list(detail["ignored"])))
+        if isinstance(ignored := detail.get("ignored"), list):
+            asked = ", ".join(map(str, ignored))
             lines.append("  " + self._said(f"asked for and not honoured, here and later: {asked}", "yellow"))
         failed = detail.get("failed_calls")
         for why in failed if isinstance(failed, list) else ():
@@ -336,7 +335,8 @@ def _about_turn(step: Mapping[str, Any], detail: Mapping[str, Any]) -> list[str]
         parts.append(f"rewrites the history of turn {step['forked_from']}")
     if step.get("caller"):
         parts.append(f"called by turn {step['caller'][0]}")
-    if changed := [str(one) for one in as_list(detail.get("echoes")) if one != "exact"]:
+    echoes = detail.get("echoes")
+    if changed := [str(one) for one in echoes if one != "exact"] if isinstance(echoes, list) else []:
         parts.append(f"copies of replies differ ({', '.join(changed)})")
     sent, cached, latency = step["prompt_tokens"], detail.get("cached_tokens"), detail.get("latency_ms")
     if isinstance(sent, int):

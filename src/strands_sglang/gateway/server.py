@@ -5,6 +5,7 @@
     {base}/s/{token}/v1/messages              Anthropic Messages, and /count_tokens below it
     {base}/s/{token}/v1/models                the model of the session
     {base}/v1/...                             the same; the token is the API key (`Authorization` or `x-api-key`)
+    {base}/sessions/...                       not answered here: see `admin` of `Gateway`
 
 Invariants: only a token gives access to a session, and to nothing but that session. A request is bounded in size and
 time before it is read, and every error has the form of its protocol. A request that a browser sends for another site is
@@ -22,10 +23,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import orjson
 from aiohttp import web
 
+from strands_sglang._checks import chosen
 from strands_sglang._json import check_json
 from strands_sglang.errors import ConfigurationError, StrandsSGLangError
 from strands_sglang.gateway.anthropic_messages import AnthropicMessages
@@ -49,6 +52,7 @@ _KEEP_ALIVE_SECONDS = 10.0  # between two signs of life in a stream
 _CLOSE_SECONDS = 5.0  # for open connections to end
 _HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 _SESSION = web.RequestKey("session", Session)
+_TOKEN_PATH = "/s/{token:[0-9a-f]{32}}"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -63,17 +67,31 @@ class Gateway:
     """
 
     def __init__(
-        self, *, host: str = "127.0.0.1", port: int = 0, socket: str | Path | None = None, hosts: tuple[str, ...] = ()
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        socket: str | Path | None = None,
+        url: str | None = None,
+        admin: Callable[[], web.Application] | None = None,
     ) -> None:
         """Create a gateway; it serves inside its `async with` block.
 
         Args:
             port: Port to listen on; 0: any free one.
             socket: Path of a Unix socket to listen on instead of a port; None: a port.
-            hosts: Further host names under which agents may call it, such as that of a balancer.
+            url: Address under which agents reach it, such as that of a balancer, with the path by which the balancer
+                knows this gateway; None: the address that it listens on.
+            admin: Makes what answers requests below /sessions and checks who sends them; None: nobody does.
         """
         self.host, self.port, self.socket = host, port, None if socket is None else Path(socket)
-        self._hosts = _HOSTS | {host, *hosts}
+        self._url = None if url is None else url.rstrip("/")
+        given = urlsplit(self._url or "")
+        if self._url is not None and (given.scheme not in ("http", "https") or not given.hostname):
+            raise ConfigurationError(f"url must be an address such as https://gateway.example/a, got {url!r:.200}")
+        self._prefix, self._admin = given.path, admin
+        self._hosts = _HOSTS | {host, given.hostname or host}
+        self._admin_apps: list[web.Application] = []
         self._sessions: dict[str, Session] = {}
         self._runner: web.AppRunner | None = None
 
@@ -125,6 +143,8 @@ class Gateway:
     @property
     def address(self) -> str:
         """Address of the server; over a Unix socket, the host name means nothing."""
+        if self._url is not None:
+            return self._url
         return "http://localhost" if self.socket is not None else f"http://{self.host}:{self.port}"
 
     def base_url(self, session: Session) -> str:
@@ -151,7 +171,7 @@ class Gateway:
             is_side: Returns whether a call is not the agent's own work; such turns are not trained either. None: none.
             on_changed_echo: What to do if the agent's copy of a reply differs from it, but is still its echo.
         """
-        policy = RewritePolicy(on_changed_echo)
+        policy = chosen("on_changed_echo", on_changed_echo, RewritePolicy)
         session = Session(model, episode or model.current_episode, name, is_side, policy)
         self._sessions[session.token] = session
         try:
@@ -162,12 +182,17 @@ class Gateway:
 
     def _app(self) -> web.Application:
         app = web.Application(client_max_size=MAX_BODY, middlewares=[self._guard])
-        for prefix in ("/s/{token:[0-9a-f]{32}}", ""):
+        # A balancer may pass the path on, or take its own prefix away.
+        for prefix in [begin + end for begin in dict.fromkeys(("", self._prefix)) for end in (_TOKEN_PATH, "")]:
             for protocol in PROTOCOLS:
                 app.router.add_post(prefix + protocol.path, self._handler(protocol))
             app.router.add_post(f"{prefix}/v1/messages/count_tokens", self._count_tokens)
             app.router.add_get(f"{prefix}/v1/models", self._models)
             app.router.add_route("HEAD", prefix or "/", self._alive)
+        if (make := self._admin) is not None:
+            for prefix in dict.fromkeys(("", self._prefix)):
+                self._admin_apps.append(make())
+                app.add_subapp(f"{prefix}/sessions", self._admin_apps[-1])
         return app
 
     @web.middleware
@@ -176,11 +201,13 @@ class Gateway:
         protocol = next((one for one in PROTOCOLS if one.path in request.path), PROTOCOLS[0])
         try:
             if self.socket is None and _host(request.host) not in self._hosts:
-                raise Refusal(Fault.UNKNOWN_SESSION, "this host name is not the gateway's; pass it as hosts=")
+                raise Refusal(Fault.UNKNOWN_SESSION, "this host name is not the gateway's; pass its address as url=")
             if "Origin" in request.headers or request.headers.get("Sec-Fetch-Site", "none") != "none":
                 raise Refusal(Fault.UNKNOWN_SESSION, "the gateway does not answer web pages")
             if request.headers.get("Content-Encoding", "identity") != "identity":
                 raise Refusal(Fault.INVALID, "Content-Encoding: send the body uncompressed")
+            if any(app in self._admin_apps for app in request.match_info.apps):
+                return await handler(request)
             session = request[_SESSION] = self._session_of(request)
             if session.requests >= MAX_REQUESTS:
                 raise Refusal(Fault.BUSY, f"the session has {MAX_REQUESTS} requests under way; send fewer at once")
