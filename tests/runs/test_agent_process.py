@@ -24,7 +24,7 @@ from strands_sglang.viewer.episode import episode_view
 from support.families import tokenizer
 from support.scripted_engine import Reply, ScriptedEngine, thought, tool_call
 
-PROGRAM = str(Path(__file__).parents[1] / "support" / "gateway" / "calculator.py")
+PROGRAM = str(Path(__file__).parents[1] / "support" / "gateway" / "programs" / "calculator.py")
 CALL = thought("Compute.", tool_call("calculator", expression="6 * 7"))
 
 
