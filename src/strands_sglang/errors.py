@@ -2,6 +2,8 @@
 
     StrandsSGLangError
     ├── ConfigurationError (ValueError)       an argument cannot work
+    │   └── SessionStateError                 a session of a service cannot be opened, scored or closed now
+    │       └── UnknownSessionError           there is no such session
     ├── UnsupportedContentError (ValueError)  a message has content that cannot be shown to the model
     ├── TemplateRefusedError                  the chat template does not accept this conversation
     ├── BridgeRefusedError                    new messages cannot be appended exactly, and forking is not allowed
@@ -151,6 +153,14 @@ class AgentProcessError(StrandsSGLangError):
         super().__init__(message)
         self.exit_code = exit_code
         """Above 128: 128 plus the number of the signal that ended it. None if unknown."""
+
+
+class SessionStateError(ConfigurationError):
+    """A session of a service cannot be opened, scored or closed in the state that it has."""
+
+
+class UnknownSessionError(SessionStateError):
+    """There is no such session in this service."""
 
 
 class LedgerError(StrandsSGLangError):

@@ -140,6 +140,7 @@ async def test_side_calls_are_recorded_and_not_trained() -> None:
             TurnPurpose.EPISODE,
             TurnPurpose.EPISODE,
         ]
+        assert not it.episode.tree.rejected
         assert_exact(it.engine, it.episode)
 
 

@@ -5,20 +5,26 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from strands_sglang import rollout
+from strands_sglang import replay, rollout, score_run
+from strands_sglang.cli.main import main
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.gateway import AgentProcess, Network
+from strands_sglang.ledger import Ledger
 from strands_sglang.proof import verify
-from strands_sglang.runs import EndReason, Limits, RunResult
+from strands_sglang.runs import EndReason, Limits, ReplayVerdict, RunResult
+from strands_sglang.trainers import write_jsonl
+from strands_sglang.viewer import export_html
+from strands_sglang.viewer.episode import episode_view
 from support.families import tokenizer
 from support.scripted_engine import Reply, ScriptedEngine, thought, tool_call
 
-PROGRAM = str(Path(__file__).parents[1] / "support" / "gateway" / "calculator.py")
+PROGRAM = str(Path(__file__).parents[1] / "support" / "gateway" / "programs" / "calculator.py")
 CALL = thought("Compute.", tool_call("calculator", expression="6 * 7"))
 
 
@@ -35,12 +41,13 @@ async def run(
     limits: Limits | None = None,
     tasks: int = 1,
     answers: Any = script,
+    process: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> tuple[RunResult, ScriptedEngine]:
     engine = ScriptedEngine(tokenizer("qwen3"), answers)
 
     def build(task: Any, model: Any) -> AgentProcess:
-        return AgentProcess([sys.executable, PROGRAM, task.prompt, *arguments], network=network)
+        return AgentProcess([sys.executable, PROGRAM, task.prompt, *arguments], network=network, **(process or {}))
 
     run = await rollout(
         build,
@@ -71,6 +78,15 @@ async def test_a_limit_ends_the_process() -> None:
     run_result, engine = await run(limits=Limits(max_turns=1))
     (episode,) = run_result
     assert episode.end_reason is EndReason.TURN_LIMIT
+    assert len(engine.calls) == len(episode.tree) == 1
+
+
+async def test_tool_results_are_counted_and_limited() -> None:
+    run_result, engine = await run()
+    assert next(iter(run_result)).metrics.tool_calls == 1
+    run_result, engine = await run(limits=Limits(max_tool_calls=1))
+    (episode,) = run_result
+    assert episode.end_reason is EndReason.TOOL_LIMIT
     assert len(engine.calls) == len(episode.tree) == 1
 
 
@@ -106,9 +122,45 @@ async def test_an_edited_reply_is_not_trained() -> None:
     assert [turn.join.value for turn in episode.tree] == ["root", "forked"]
 
 
+async def test_reports_say_how_copies_differed_and_what_was_ignored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await run("--after-turn", "1", "add", directory=tmp_path)
+    certificate = verify(tmp_path)
+    assert (certificate.protocols, certificate.echoes) == ({"chat": 2}, {"added_keys": 1})
+    text = certificate.text()
+    assert "2 chat turns" in text and "1 added keys" in text and "made no model calls elsewhere" in text
+    (id,) = Ledger(tmp_path).ids()
+    assert main(["show", str(tmp_path), id]) == 0
+    shown = capsys.readouterr().out
+    assert "copies of replies differ (added_keys)" in shown
+    assert shown.count("asked for and not honoured, here and later: temperature=0.0") == 1
+    details = [turn["detail"] for turn in episode_view(Ledger(tmp_path).episode(id))["turns"]]
+    assert (details[0]["ignored"], details[1]["echoes"]) == (["temperature=0.0"], ["added_keys"])
+
+
+async def test_a_run_is_replayed_scored_again_and_exported(tmp_path: Path) -> None:
+    directory, rows = tmp_path / "run", tmp_path / "rows.jsonl"
+    await run(directory=directory, tasks=2)
+
+    def build(task: Any, model: Any) -> AgentProcess:
+        return AgentProcess([sys.executable, PROGRAM, task.prompt])
+
+    replayed = await replay(build, directory, tokenizer=tokenizer("qwen3"))
+    assert [one.verdict for one in replayed] == [ReplayVerdict.IDENTICAL] * 2
+    assert [one.now.value for one in await score_run(lambda episode: 0.5, directory)] == [0.5] * 2
+    assert write_jsonl(directory, rows) == 2
+    certificate = verify(directory, exported=rows)
+    assert certificate.proved and certificate.exported is not None and certificate.exported.agreed == 2
+    written = export_html(directory, tmp_path / "run.html", tokenizer=tokenizer("qwen3"))
+    assert written == 2
+
+
 def test_a_command_is_a_list() -> None:
     with pytest.raises(ConfigurationError, match="must be a list of texts"):
         AgentProcess("echo hello")
+    with pytest.raises(ConfigurationError, match=r"AgentProcess\.on_resume must be one of 'continue', 'restart'"):
+        AgentProcess(["true"], on_resume="never")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("done", [0, 1])
@@ -134,6 +186,30 @@ async def test_a_resumed_run_answers_the_same_calls_from_its_record(done: int, t
     assert certificate.proved
     assert certificate.tokens.trained == sum(len(turn.sampled) for turn in episode.tree)
     assert certificate.tokens.rolled_back == 0
+
+
+async def test_an_agent_whose_tool_results_never_repeat_is_started_again(tmp_path: Path) -> None:
+    stopped, made = asyncio.Event(), list[Any]()
+
+    def interrupted(prompt: str) -> Reply:
+        made.append(prompt)
+        if len(made) == 1:
+            return Reply(script(prompt))
+        stopped.set()
+        return Reply(hangs=True)
+
+    process = {"on_resume": "restart"}
+    first = asyncio.ensure_future(run(directory=tmp_path, answers=interrupted, process=process))
+    await stopped.wait()
+    first.cancel()
+    await asyncio.wait({first})
+    result, engine = await run(directory=tmp_path, process=process)
+    (episode,) = result
+    assert (len(engine.calls), len(episode.tree), episode.text) == (2, 2, "It is 42.")
+    certificate = verify(tmp_path)
+    assert certificate.proved
+    assert certificate.tokens.rolled_back == len(episode.tree[0].sampled)
+    assert certificate.tokens.trained == sum(len(turn.sampled) for turn in episode.tree)
 
 
 async def test_a_resumed_agent_that_asks_something_else_continues_on_the_engine(tmp_path: Path) -> None:

@@ -228,6 +228,9 @@ class EpisodePrinter:
             text = " ".join(map(str, added["ids"])) if added["text"] is None else added["text"]
             lines += [self.paint(line, "dim") for line in self._block("context", text, "  ")]
         lines += ["  " + line for line in (self._token_table(tokens) if self.tokens else self._sampled(tokens))]
+        if isinstance(ignored := detail.get("ignored"), list):
+            asked = ", ".join(map(str, ignored))
+            lines.append("  " + self._said(f"asked for and not honoured, here and later: {asked}", "yellow"))
         failed = detail.get("failed_calls")
         for why in failed if isinstance(failed, list) else ():
             lines.append("  " + self._said(f"malformed tool call, not executed: {why}", "red"))
@@ -332,6 +335,9 @@ def _about_turn(step: Mapping[str, Any], detail: Mapping[str, Any]) -> list[str]
         parts.append(f"rewrites the history of turn {step['forked_from']}")
     if step.get("caller"):
         parts.append(f"called by turn {step['caller'][0]}")
+    echoes = detail.get("echoes")
+    if changed := [str(one) for one in echoes if one != "exact"] if isinstance(echoes, list) else []:
+        parts.append(f"copies of replies differ ({', '.join(changed)})")
     sent, cached, latency = step["prompt_tokens"], detail.get("cached_tokens"), detail.get("latency_ms")
     if isinstance(sent, int):
         parts.append(f"prompt {sent:,}" + (f" ({cached / sent:.0%} cached)" if type(cached) is int and sent else ""))

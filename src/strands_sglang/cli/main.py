@@ -27,6 +27,7 @@ from strands_sglang.errors import StrandsSGLangError
 COMMANDS = {
     "doctor": "check a server, a tokenizer, an agent and this machine, and say what to do",
     "rollout": "run an agent on tasks and record the episodes",
+    "serve": "open sessions for agents that others start, and record them as episodes",
     "eval": "run an agent on tasks, or read a recorded run, and report pass@k and mean rewards",
     "show": "show the episodes of a run, or one episode turn by turn, in the terminal",
     "view": "show a run in the browser, or export episodes as one HTML file",

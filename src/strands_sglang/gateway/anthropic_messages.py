@@ -32,6 +32,7 @@ _STATUS = {
     Fault.TOO_LARGE: (413, "request_too_large"),
     Fault.CONTEXT_LENGTH: (400, "invalid_request_error"),
     Fault.ENDED: (400, "invalid_request_error"),
+    Fault.BUSY: (429, "rate_limit_error"),
     Fault.UNAVAILABLE: (529, "overloaded_error"),
     Fault.FAILED: (500, "api_error"),
 }
@@ -144,7 +145,9 @@ class AnthropicMessages(Protocol):
     def error(self, refusal: Refusal) -> tuple[int, dict[str, Any]]:
         """Return the status and the body of a refused request."""
         status, kind = _STATUS[refusal.fault]
-        return status, {"type": "error", "error": {"type": kind, "message": str(refusal)}}
+        # Claude Code compacts its conversation after an error with these words.
+        message = f"prompt is too long: {refusal}" if refusal.fault is Fault.CONTEXT_LENGTH else str(refusal)
+        return status, {"type": "error", "error": {"type": kind, "message": message}}
 
     def error_event(self, refusal: Refusal) -> bytes:
         """Return an error in a stream that has begun."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import orjson
 
+from strands_sglang._json import dump_text
 from strands_sglang.errors import StrandsSGLangError
 
 Block = dict[str, Any]
@@ -33,10 +34,17 @@ class Fault(str, Enum):
     CONTEXT_LENGTH = "context_length"
     ENDED = "ended"
     """The session is closed, or its episode has reached a limit: asking again is of no use."""
+    BUSY = "busy"
+    """The session has too many requests under way; asking again later helps."""
     UNAVAILABLE = "unavailable"
     """The engine failed or is paused; asking again later may help."""
     FAILED = "failed"
     """The gateway itself failed."""
+
+    @property
+    def passes(self) -> bool:
+        """Whether asking again may help."""
+        return self in (Fault.BUSY, Fault.UNAVAILABLE)
 
 
 class Refusal(StrandsSGLangError):
@@ -149,7 +157,12 @@ class Protocol(ABC):
 def event(data: Any, name: str = "") -> bytes:
     """Return one server-sent event."""
     head = f"event: {name}\n".encode() if name else b""
-    return head + b"data: " + (data if isinstance(data, bytes) else orjson.dumps(data)) + b"\n\n"
+    return head + b"data: " + (data if isinstance(data, bytes) else dumped(data)) + b"\n\n"
+
+
+def dumped(data: Any) -> bytes:
+    """Return JSON, also with the lone surrogates that a model may write in arguments."""
+    return dump_text(data).encode()
 
 
 @dataclass(slots=True)
@@ -170,12 +183,7 @@ class Reader:
 
     def list(self, name: str) -> list[Any]:
         """Return a list field; a missing one is empty."""
-        value = self.body.get(name)
-        if value is None:
-            return []
-        if not isinstance(value, list):
-            raise invalid(name, "must be a list", value)
-        return value
+        return list_in(self.body.get(name), name)
 
     def count(self, *names: str) -> int | None:
         """Return the first of these fields that is given, a positive integer; None if none is."""
@@ -201,6 +209,15 @@ class Reader:
             value = self.body.get(name)
             if value is not None and value not in unless:
                 self.ignored.add(f"{name}={value}" if isinstance(value, (str, int, float)) else name)
+
+
+def list_in(value: Any, name: str) -> list[Any]:
+    """Return a list that a body has, or may have; None is empty."""
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise invalid(name, "must be a list", value)
+    return value
 
 
 def invalid(name: str, what: str, got: Any = None) -> Refusal:

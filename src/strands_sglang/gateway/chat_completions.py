@@ -20,6 +20,7 @@ from strands_sglang.gateway.call import (
     event,
     invalid,
     leading_system,
+    list_in,
     texts_in,
     tool_result,
     tool_spec,
@@ -35,6 +36,7 @@ _STATUS = {
     Fault.TOO_LARGE: (413, "invalid_request_error", "request_too_large"),
     Fault.CONTEXT_LENGTH: (400, "invalid_request_error", "context_length_exceeded"),
     Fault.ENDED: (400, "invalid_request_error", "session_ended"),
+    Fault.BUSY: (429, "rate_limit_error", "too_many_requests"),
     Fault.UNAVAILABLE: (503, "server_error", "engine_unavailable"),
     Fault.FAILED: (500, "server_error", "internal_error"),
 }
@@ -158,7 +160,7 @@ def _reply(message: Mapping[str, Any], where: str) -> list[Block]:
     if isinstance(reasoning, str) and reasoning:
         blocks.append({"reasoningContent": {"reasoningText": {"text": reasoning}}})
     blocks += texts_in(message.get("content"), f"{where}.content")
-    for number, call in enumerate(message.get("tool_calls") or ()):
+    for number, call in enumerate(list_in(message.get("tool_calls"), f"{where}.tool_calls")):
         place = f"{where}.tool_calls[{number}]"
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict):

@@ -1,4 +1,4 @@
-"""Runs an agent as a process that calls a session: `AgentProcess`, which `build` may return, and `Gateways`.
+"""Runs an agent that calls a session: `AgentProcess`, as a process; `RemoteAgent`, elsewhere; and `Gateways`.
 
 Invariant: when `run` returns or raises, no process of the agent is left. If this process dies, they end, too.
 """
@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from enum import Enum
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from strands_sglang._checks import chosen
 from strands_sglang.errors import AgentProcessError, ConfigurationError
 from strands_sglang.gateway.server import Gateway
 from strands_sglang.gateway.session import IsSide, Session
@@ -42,8 +44,54 @@ class Network(str, Enum):
     """Nothing but its session: it runs in a network namespace of its own (Linux, needs bubblewrap)."""
 
 
+class OnResume(str, Enum):
+    """What a resumed episode does with the turns that were recorded before."""
+
+    CONTINUE = "continue"
+    """The agent's requests are answered from the record for as long as they are the recorded ones."""
+    RESTART = "restart"
+    """All turns are sampled again, and the recorded ones rolled back: for agents whose tool results never repeat."""
+
+
+class RemoteAgent(ABC):
+    """An agent that calls a session over HTTP, wherever it runs; `build` may return one.
+
+    Example:
+        class Job(RemoteAgent):
+            async def run(self, session, base_url, socket):
+                job = await cluster.start(image="my-agent", env={"OPENAI_BASE_URL": f"{base_url}/v1"})
+                return await job.wait()  # its answer
+    """
+
+    name: str = "policy"
+    """Name of the model that it is told. Calls of other models are recorded and not trained; with tools, refused."""
+    is_side: IsSide | None = None
+    """Returns whether a call is not its own work, such as a title: recorded, not trained; None: none is."""
+    on_changed_echo: RewritePolicy = RewritePolicy.KEEP
+    """What to do if its copy of a reply differs from the reply, but is still its echo."""
+    on_resume: OnResume = OnResume.CONTINUE
+    """What to do with recorded turns if the episode is resumed."""
+    network: Network = Network.HOST
+    gateway: Gateway | None = None
+    """Serves its session; None: a gateway of the run on the loopback interface, or on a socket for `GATEWAY_ONLY`."""
+
+    @abstractmethod
+    async def run(self, session: Session, base_url: str, socket: Path | None) -> str:
+        """Run it to its end; return its answer.
+
+        Args:
+            session: Answers its calls.
+            base_url: Address of the session.
+            socket: Unix socket on which the session is served; None: it is served on a port.
+
+        Raises:
+            AgentProcessError: It ended with an error.
+            StrandsSGLangError: What ended the session, such as a limit of the episode.
+        """
+
+
 @dataclass(frozen=True, slots=True)
-class AgentProcess:
+class AgentProcess(RemoteAgent):
     """An agent that is a program of its own.
 
     It finds its session in `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL`, or in the same for `ANTHROPIC_`.
@@ -62,11 +110,9 @@ class AgentProcess:
     """Directory to run it in; None: that of this process."""
     network: Network = Network.HOST
     name: str = "policy"
-    """Name of the model that it is told. Calls of other models are recorded and not trained; with tools, refused."""
     is_side: IsSide | None = None
-    """Returns whether a call is not its own work, such as a title: recorded, not trained; None: none is."""
     on_changed_echo: RewritePolicy = RewritePolicy.KEEP
-    """What to do if its copy of a reply differs from the reply, but is still its echo."""
+    on_resume: OnResume = OnResume.CONTINUE
 
     def __post_init__(self) -> None:
         if isinstance(self.command, str) or not self.command or not all(isinstance(one, str) for one in self.command):
@@ -74,19 +120,11 @@ class AgentProcess:
                 f"AgentProcess.command must be a list of texts, got {self.command!r:.80}; write a shell command as "
                 "['sh', '-c', '...']"
             )
+        for name, kind in (("network", Network), ("on_changed_echo", RewritePolicy), ("on_resume", OnResume)):
+            object.__setattr__(self, name, chosen(f"AgentProcess.{name}", getattr(self, name), kind))
 
     async def run(self, session: Session, base_url: str, socket: Path | None) -> str:
-        """Run it to its end; return its output.
-
-        Args:
-            session: Answers its calls.
-            base_url: Address of the session.
-            socket: Unix socket on which the session is served; None: it is served on a port.
-
-        Raises:
-            AgentProcessError: It ended with an error.
-            StrandsSGLangError: What ended the session, such as a limit of the episode.
-        """
+        """Run it to its end; return its output."""
         reader, writer = os.pipe()
         with os.fdopen(writer, "wb", buffering=0) as alive:  # the supervisor ends everything when it is closed
             try:
@@ -173,16 +211,16 @@ class Gateways:
 
     @asynccontextmanager
     async def session(
-        self, process: AgentProcess, model: SGLangModel, episode: EpisodeTokens
+        self, agent: RemoteAgent, model: SGLangModel, episode: EpisodeTokens
     ) -> AsyncIterator[tuple[Session, Gateway]]:
-        """Open a session for an agent's process."""
-        gateway = await self._gateway(process.network)
+        """Open a session for an agent."""
+        gateway = agent.gateway or await self._gateway(agent.network)
         async with gateway.session(
             model,
             episode,
-            name=process.name,
-            is_side=process.is_side,
-            on_changed_echo=process.on_changed_echo,
+            name=agent.name,
+            is_side=agent.is_side,
+            on_changed_echo=agent.on_changed_echo,
         ) as session:
             yield session, gateway
 

@@ -143,7 +143,7 @@ def _add_item(
         raise invalid(where, "must be an object", item)
     kind = item.get("type", "message")
     if kind == "item_reference":
-        known = items.get(item.get("id", ""))
+        known = items.get(str(item.get("id")))
         if known is None:
             raise invalid(where, f"no item of this session has the id {item.get('id')!r}; send the item itself")
         item, kind = known, known["type"]

@@ -5,6 +5,7 @@
     {base}/s/{token}/v1/messages              Anthropic Messages, and /count_tokens below it
     {base}/s/{token}/v1/models                the model of the session
     {base}/v1/...                             the same; the token is the API key (`Authorization` or `x-api-key`)
+    {base}/sessions/...                       not answered here: see `admin` of `Gateway`
 
 Invariants: only a token gives access to a session, and to nothing but that session. A request is bounded in size and
 time before it is read, and every error has the form of its protocol. A request that a browser sends for another site is
@@ -15,19 +16,23 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import orjson
 from aiohttp import web
 
+from strands_sglang._checks import chosen
+from strands_sglang._json import check_json
 from strands_sglang.errors import ConfigurationError, StrandsSGLangError
 from strands_sglang.gateway.anthropic_messages import AnthropicMessages
-from strands_sglang.gateway.call import Call, Fault, Protocol, Refusal
+from strands_sglang.gateway.call import Call, Fault, Protocol, Refusal, dumped
 from strands_sglang.gateway.chat_completions import ChatCompletions
 from strands_sglang.gateway.responses import Responses
 from strands_sglang.gateway.session import Exchange, IsSide, Session, refusal_of
@@ -39,11 +44,15 @@ logger = logging.getLogger(__name__)
 
 PROTOCOLS: tuple[Protocol, ...] = (ChatCompletions(), Responses(), AnthropicMessages())
 MAX_BODY = 16 << 20
+MAX_REQUESTS = 64
+"""Requests of one session that are read or answered at once: with `MAX_BODY`, it bounds the memory of a session."""
+_MAX_VALUES = 1 << 19  # in the JSON of one body
 _READ_SECONDS = 60.0  # for a body to arrive
 _KEEP_ALIVE_SECONDS = 10.0  # between two signs of life in a stream
 _CLOSE_SECONDS = 5.0  # for open connections to end
 _HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 _SESSION = web.RequestKey("session", Session)
+_TOKEN_PATH = "/s/{token:[0-9a-f]{32}}"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -58,17 +67,31 @@ class Gateway:
     """
 
     def __init__(
-        self, *, host: str = "127.0.0.1", port: int = 0, socket: str | Path | None = None, hosts: tuple[str, ...] = ()
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        socket: str | Path | None = None,
+        url: str | None = None,
+        admin: Callable[[], web.Application] | None = None,
     ) -> None:
         """Create a gateway; it serves inside its `async with` block.
 
         Args:
             port: Port to listen on; 0: any free one.
             socket: Path of a Unix socket to listen on instead of a port; None: a port.
-            hosts: Further host names under which agents may call it, such as that of a balancer.
+            url: Address under which agents reach it, such as that of a balancer, with the path by which the balancer
+                knows this gateway; None: the address that it listens on.
+            admin: Makes what answers requests below /sessions and checks who sends them; None: nobody does.
         """
         self.host, self.port, self.socket = host, port, None if socket is None else Path(socket)
-        self._hosts = _HOSTS | {host, *hosts}
+        self._url = None if url is None else url.rstrip("/")
+        given = urlsplit(self._url or "")
+        if self._url is not None and (given.scheme not in ("http", "https") or not given.hostname):
+            raise ConfigurationError(f"url must be an address such as https://gateway.example/a, got {url!r:.200}")
+        self._prefix, self._admin = given.path, admin
+        self._hosts = _HOSTS | {host, given.hostname or host}
+        self._admin_apps: list[web.Application] = []
         self._sessions: dict[str, Session] = {}
         self._runner: web.AppRunner | None = None
 
@@ -120,6 +143,8 @@ class Gateway:
     @property
     def address(self) -> str:
         """Address of the server; over a Unix socket, the host name means nothing."""
+        if self._url is not None:
+            return self._url
         return "http://localhost" if self.socket is not None else f"http://{self.host}:{self.port}"
 
     def base_url(self, session: Session) -> str:
@@ -146,7 +171,7 @@ class Gateway:
             is_side: Returns whether a call is not the agent's own work; such turns are not trained either. None: none.
             on_changed_echo: What to do if the agent's copy of a reply differs from it, but is still its echo.
         """
-        policy = RewritePolicy(on_changed_echo)
+        policy = chosen("on_changed_echo", on_changed_echo, RewritePolicy)
         session = Session(model, episode or model.current_episode, name, is_side, policy)
         self._sessions[session.token] = session
         try:
@@ -157,12 +182,17 @@ class Gateway:
 
     def _app(self) -> web.Application:
         app = web.Application(client_max_size=MAX_BODY, middlewares=[self._guard])
-        for prefix in ("/s/{token:[0-9a-f]{32}}", ""):
+        # A balancer may pass the path on, or take its own prefix away.
+        for prefix in [begin + end for begin in dict.fromkeys(("", self._prefix)) for end in (_TOKEN_PATH, "")]:
             for protocol in PROTOCOLS:
                 app.router.add_post(prefix + protocol.path, self._handler(protocol))
             app.router.add_post(f"{prefix}/v1/messages/count_tokens", self._count_tokens)
             app.router.add_get(f"{prefix}/v1/models", self._models)
             app.router.add_route("HEAD", prefix or "/", self._alive)
+        if (make := self._admin) is not None:
+            for prefix in dict.fromkeys(("", self._prefix)):
+                self._admin_apps.append(make())
+                app.add_subapp(f"{prefix}/sessions", self._admin_apps[-1])
         return app
 
     @web.middleware
@@ -171,13 +201,21 @@ class Gateway:
         protocol = next((one for one in PROTOCOLS if one.path in request.path), PROTOCOLS[0])
         try:
             if self.socket is None and _host(request.host) not in self._hosts:
-                raise Refusal(Fault.UNKNOWN_SESSION, "this host name is not the gateway's; pass it as hosts=")
+                raise Refusal(Fault.UNKNOWN_SESSION, "this host name is not the gateway's; pass its address as url=")
             if "Origin" in request.headers or request.headers.get("Sec-Fetch-Site", "none") != "none":
                 raise Refusal(Fault.UNKNOWN_SESSION, "the gateway does not answer web pages")
             if request.headers.get("Content-Encoding", "identity") != "identity":
                 raise Refusal(Fault.INVALID, "Content-Encoding: send the body uncompressed")
-            request[_SESSION] = self._session_of(request)
-            return await handler(request)
+            if any(app in self._admin_apps for app in request.match_info.apps):
+                return await handler(request)
+            session = request[_SESSION] = self._session_of(request)
+            if session.requests >= MAX_REQUESTS:
+                raise Refusal(Fault.BUSY, f"the session has {MAX_REQUESTS} requests under way; send fewer at once")
+            session.requests += 1
+            try:
+                return await handler(request)
+            finally:
+                session.requests -= 1
         except Refusal as refusal:
             return _refused(protocol, refusal)
         except web.HTTPRequestEntityTooLarge:
@@ -186,6 +224,10 @@ class Gateway:
             return _refused(
                 protocol, Refusal(Fault.UNKNOWN_SESSION, f"{request.method} {request.path}: {error.reason}")
             )
+        except ConnectionError:
+            raise  # the agent is gone
+        except Exception as error:
+            return _refused(protocol, refusal_of(error))
 
     def _session_of(self, request: web.Request) -> Session:
         token = request.match_info.get("token") or _key(request)
@@ -235,7 +277,7 @@ async def _answered(
     if not call.streams:
         answer = await exchange.answer()
         assert answer is not None
-        response = web.Response(body=orjson.dumps(protocol.body(answer)), content_type="application/json")
+        response = web.Response(body=dumped(protocol.body(answer)), content_type="application/json")
         await response.prepare(request)
         await response.write_eof()
         return response, True
@@ -268,8 +310,12 @@ async def _read(request: web.Request) -> bytes:
 
 def _decoded(data: bytes) -> dict[str, Any]:
     try:
-        body = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
+        check_json(data, _MAX_VALUES)
+        try:
+            body = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            body = json.loads(data)  # has what orjson refuses: lone surrogates
+    except (ValueError, RecursionError) as error:
         raise Refusal(Fault.INVALID, f"the body must be JSON: {error}") from None
     if not isinstance(body, dict):
         raise Refusal(Fault.INVALID, "the body must be a JSON object")
@@ -279,10 +325,10 @@ def _decoded(data: bytes) -> dict[str, Any]:
 def _refused(protocol: Protocol, refusal: Refusal) -> web.Response:
     status, body = protocol.error(refusal)
     # The SDKs of OpenAI and Anthropic do not retry with "false"; without it they retry 408, 409, 429 and 5xx.
-    headers = {"x-should-retry": "true" if refusal.fault is Fault.UNAVAILABLE else "false"}
-    if refusal.fault is Fault.UNAVAILABLE:
+    headers = {"x-should-retry": "true" if refusal.fault.passes else "false"}
+    if refusal.fault.passes:
         headers["Retry-After"] = "2"
-    return web.Response(body=orjson.dumps(body), status=status, content_type="application/json", headers=headers)
+    return web.Response(body=dumped(body), status=status, content_type="application/json", headers=headers)
 
 
 def _key(request: web.Request) -> str:

@@ -12,7 +12,7 @@ import contextvars
 import logging
 import secrets
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -41,6 +41,7 @@ from strands_sglang.model import SGLangModel
 from strands_sglang.provider.config import DEFAULT_MAX_NEW_TOKENS, RewritePolicy, Settings
 from strands_sglang.provider.episode import EpisodeTokens
 from strands_sglang.provider.turn import TurnReply, TurnRequest
+from strands_sglang.tokens import TokenTree, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -107,16 +108,14 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A turn of the session."""
+    """A turn of the session, without the request that it answers: each request repeats the whole conversation."""
 
     answer: Answer
-    reply: TurnReply
+    tree: TokenTree
+    turn: Turn
+    entry: IndexedTurn
     agent: str
     side: bool
-
-    @property
-    def entry(self) -> IndexedTurn:
-        return self.reply.committed.entry
 
 
 @dataclass(eq=False)
@@ -143,8 +142,13 @@ class Session:
         """What later requests may refer to by id."""
         self.ignored: set[str] = set()
         """What requests asked for and did not get, each recorded with the first turn that it concerns."""
+        self.requests = 0
+        """Requests that are being read or answered."""
         self._exchanges: dict[Hashable, Exchange] = {}
+        self._working = set[asyncio.Task[_Turn]]()
         self._turns: dict[int, _Turn] = {}
+        self._unanswered = set[str]()
+        """Ids of recorded calls whose results no request had yet."""
         self._open: dict[int, _Turn] = {}
         """Answered turns that no later call continues from or contradicts."""
         self._context = contextvars.copy_context()
@@ -163,46 +167,49 @@ class Session:
         if exchange is None or exchange.delivered or exchange.failed:
             # A context of its own: a turn is remembered in its context as the caller of sub-agents.
             work = self._context.copy().run(asyncio.ensure_future, self._run(protocol, call))
+            self._working.add(work)
+            work.add_done_callback(self._working.discard)
             exchange = self._exchanges[key] = Exchange(work)
         exchange.waiting += 1
         try:
             yield exchange
         finally:
             exchange.waiting -= 1
-            if not exchange.waiting and not exchange.work.done():
+            if not exchange.waiting and (exchange.failed or not exchange.work.done()):
                 exchange.work.cancel()
+                if self._exchanges.get(key) is exchange:
+                    del self._exchanges[key]  # the same request is no longer answered by this one
 
     def delivered(self, exchange: Exchange) -> None:
         """Register that an answer was sent completely."""
         exchange.delivered = True
         turn = exchange.work.result()
-        if turn.answer.number in self._open:
+        if turn.side or turn.answer.number in self._open:
             self._keep(turn)
 
     @property
     def messages(self) -> list[Any]:
         """The conversation of the main agent's latest turn that it received, with its reply."""
         for turn in reversed(self._turns.values()):
-            if not (turn.side or turn.agent or turn.reply.committed.turn.rejected):
+            if not (turn.side or turn.agent or turn.turn.rejected or turn.tree.path(turn.turn)[0].caller):
                 before = turn.entry.history[: turn.entry.prompt_count]
-                return [*before, {"role": "assistant", "content": list(turn.reply.blocks)}]
+                return [*before, {"role": "assistant", "content": list(turn.answer.blocks)}]
         return []
 
     async def count_tokens(self, call: Call) -> int:
         """Return the number of tokens of a conversation, rendered as a whole."""
         conversation, _ = self._conversation(call)
-        bridge = self.model.planner.bridge
+        bridge = self.model.planner.bridge.at(self.episode.time)
         prompt = bridge.open(conversation.rendered({}), conversation.preamble.template_tools)
         return len((await in_thread(bridge.encode, prompt)).context)
 
     async def close(self) -> None:
         """Answer no more calls, and end those that are under way."""
         self.closed = True
-        running = {exchange.work for exchange in self._exchanges.values() if not exchange.work.done()}
-        for work in running:
+        for work in self._working:
             work.cancel()
-        if running:
-            await asyncio.wait(running)
+        if self._working:
+            await asyncio.wait(set(self._working))
         self._exchanges.clear()
 
     async def _run(self, protocol: Protocol, call: Call) -> _Turn:
@@ -211,6 +218,7 @@ class Session:
             conversation, echoes = self._conversation(call)
             for number in echoes:  # the agent has received what it sends back
                 self._keep(self._turns[number])
+            self._count_results(conversation)
             request = TurnRequest(
                 conversation,
                 self.episode,
@@ -229,14 +237,23 @@ class Session:
             raise
         self.error = None
         committed = reply.committed
-        turn = _Turn(self._answer(call, reply), reply, call.agent, side)
+        turn = _Turn(self._answer(call, reply), committed.call.tree, committed.turn, committed.entry, call.agent, side)
         self.episode.tracked.add(committed.turn.id)
-        if not side:
-            committed.reject()  # until it is delivered
         self._turns[committed.turn.id] = turn
+        self._unanswered.update(use["toolUseId"] for use in turn.answer.calls)
         self._settle(turn, conversation, echoes)
         self.items.update(protocol.items_of(turn.answer))
         return turn
+
+    def _count_results(self, conversation: Conversation) -> None:
+        """Report the results of recorded calls that the agent sends for the first time: its tools are not seen here."""
+        if not self._unanswered:
+            return
+        blocks = (block for message in conversation.messages for block in message.get("content") or ())
+        found = {block["toolResult"]["toolUseId"] for block in blocks if "toolResult" in block} & self._unanswered
+        self._unanswered -= found
+        if found and self.episode.observer is not None:
+            self.episode.observer.observe_results(len(found))
 
     def _check_side(self, call: Call) -> bool:
         """Return whether a call is a side call; `Refusal` if it seems to be the agent's own, and asks another model."""
@@ -261,9 +278,9 @@ class Session:
             )
         return replace(made, messages=messages), echoes
 
-    def _blocks_of(self, turn: int) -> list[Block] | None:
+    def _blocks_of(self, turn: int) -> Sequence[Block] | None:
         known = self._turns.get(turn)
-        return None if known is None else known.reply.blocks
+        return None if known is None else known.answer.blocks
 
     def _accepts(self, echo: frozenset[Echo]) -> bool:
         if self.on_changed_echo is RewritePolicy.REFUSE:
@@ -318,14 +335,13 @@ class Session:
         for number, turn in list(self._open.items()):
             # The conversation begins with the messages that this turn replied to.
             if turn.agent == new.agent and turn.entry.answers_part_of(conversation):
-                turn.reply.committed.reject()
+                turn.tree.reject(turn.turn)
                 del self._open[number]
         if not new.side:
             self._open[new.answer.number] = new
 
     def _keep(self, turn: _Turn) -> None:
-        committed = turn.reply.committed
-        committed.call.tree.restore(committed.turn)
+        turn.tree.restore(turn.turn)
 
     def _caller(self, conversation: Conversation, call: Call) -> tuple[int, str | None] | None:
         """Return the turn and the call that started a sub-agent; None if unknown, or if it is none.

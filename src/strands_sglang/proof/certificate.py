@@ -108,6 +108,10 @@ class Certificate:
     content_files: int = 0
     """Images and other files that events refer to, each compared with its digest."""
     teacher_tokens: int = 0
+    protocols: Counter[str] = field(default_factory=Counter)
+    """Turns that agents outside the run's processes requested over HTTP, by protocol."""
+    echoes: Counter[str] = field(default_factory=Counter)
+    """Of these, turns whose request had copies of earlier replies, by how the copies differed from the replies."""
     seal: SealState = SealState.NONE
     signature: SignatureState = SignatureState.NONE
     exported: ExportedState | None = None
@@ -159,6 +163,8 @@ class Certificate:
             "content_files": self.content_files,
             "experiment": {name: dict(values.most_common()) for name, values in self.experiment.items()},
             "teacher_tokens": self.teacher_tokens,
+            "protocols": dict(self.protocols.most_common()),
+            "echoes": dict(self.echoes.most_common()),
             "exported": None if self.exported is None else _plain(self.exported),
             "found": {kind.value: count for kind, count in self.found.items()},
             "findings": [finding.to_dict() for finding in self.findings],
@@ -188,6 +194,9 @@ class Certificate:
             ("files", f"{len(self.files)}, {sum(file.bytes for file in self.files):,} bytes" if self.files else ""),
             ("images", f"{counted(self.content_files, 'file')}" if self.content_files else ""),
             ("teacher", f"{counted(self.teacher_tokens, 'sampled token')} scored" if self.teacher_tokens else ""),
+            ("over HTTP", f"{_counts(self.protocols)} turns" if self.protocols else ""),
+            ("copies", f"of earlier replies, by turn: {_counts(self.echoes)}" if self.echoes else ""),
+            ("not covered", _NOT_COVERED if self.protocols else ""),
             *(("MIXED", f"{part}: {_values(values)}") for part, values in self.mixed.items()),
             ("seal", _SEALS[self.seal]),
             ("signature", _SIGNATURES[self.signature]),
@@ -209,6 +218,7 @@ class Certificate:
 
 
 _MAX_VALUES = 8
+_NOT_COVERED = "that tool results are real, and that these agents made no model calls elsewhere"
 _NOT_TRAINED = ("rejected", "side", "constrained", "rolled_back", "unfinished")
 _MEANING = {
     Verdict.PROVED: "every prompt equals the recorded branch; every trained token was sampled at its position",
@@ -234,6 +244,11 @@ _SIGNATURES = {
 
 def _list(counts: Iterable[tuple[str, int]]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in counts if count)
+
+
+def _counts(counts: Counter[str]) -> str:
+    """Return the most frequent names with their numbers."""
+    return _list((name.replace("_", " "), count) for name, count in counts.most_common(_MAX_VALUES))
 
 
 def _values(counts: Mapping[str, int]) -> str:

@@ -63,6 +63,10 @@ class EpisodeProof:
     fingerprint: dict[str, str] = field(default_factory=dict)
     """The experiment it was run as: of its begin, its last resume and its newest score."""
     teacher_tokens: int = 0
+    protocols: Counter[str] = field(default_factory=Counter)
+    """Its turns that were requested over HTTP, by protocol."""
+    echoes: Counter[str] = field(default_factory=Counter)
+    """Of these, turns whose request had copies of earlier replies, by how the copies differed from the replies."""
     audits: int = 0
     """Conversations compared with a full rendering during the run, as declared in its end event."""
     audit_differences: int = 0
@@ -160,6 +164,11 @@ class _EventChecker:
             )
         elif entry is not None:
             proof.findings.append(entry.finding(FindingKind.NO_END, "the episode has no end event"))
+        for turn in proof.turns:
+            if isinstance(protocol := turn.detail.get("protocol"), str):
+                proof.protocols[protocol] += 1
+                echoes = turn.detail.get("echoes")
+                proof.echoes.update(one for one in echoes if isinstance(one, str)) if isinstance(echoes, list) else None
         trained = trainable_turns(proof.turns, rejected)
         proof.trajectories = [
             flatten_branch(proof.id, path, here) for path, here in find_branches(proof.turns, trained)

@@ -179,6 +179,8 @@ class RunVerifier:
         certificate.versions.update(proof.versions)
         certificate.audits += proof.audits
         certificate.teacher_tokens += proof.teacher_tokens
+        certificate.protocols.update(proof.protocols)
+        certificate.echoes.update(proof.echoes)
         for part, value in proof.fingerprint.items():
             certificate.experiment.setdefault(part, Counter())[value] += 1
         certificate.audit_differences += proof.audit_differences

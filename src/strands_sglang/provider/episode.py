@@ -76,6 +76,10 @@ class EpisodeObserver(Protocol):
         """Called at every turn with the agent that made it, before its tools are run."""
         ...
 
+    def observe_results(self, count: int) -> None:
+        """Called with the number of tool results that an agent outside this process sends for the first time."""
+        ...
+
 
 _LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 

@@ -38,7 +38,7 @@ from strands_sglang.errors import (
     ToolUnavailableError,
     TurnAbortedError,
 )
-from strands_sglang.gateway.process import AgentProcess, Gateways
+from strands_sglang.gateway.process import Gateways, OnResume, RemoteAgent
 from strands_sglang.gateway.session import Session
 from strands_sglang.model import SGLangModel
 from strands_sglang.provider.episode import EpisodeTokens as EpisodeTokens
@@ -178,7 +178,7 @@ class EpisodeRun:
     main_agent: Any = None
     """The agent that `build` returned, or named beside a graph, a swarm or a function; None: neither."""
     session: Session | None = None
-    """The session of an agent that is a process; None for other agents."""
+    """The session of an agent over HTTP; None for other agents."""
     agents: list[Any] = field(default_factory=list)
     """Agents that made turns, in the order of their first turns, without agents inside tools."""
 
@@ -206,8 +206,8 @@ class EpisodeRun:
             try:
                 agent = build(self.task, model)
                 agent, self.main_agent = _check_built(await agent if inspect.isawaitable(agent) else agent)
-                if isinstance(agent, AgentProcess):
-                    agent = partial(self._run_process, agent, model, gateways)
+                if isinstance(agent, RemoteAgent):
+                    agent = partial(self._run_remote, agent, model, gateways)
                 self.agent = agent
                 name_nodes(agent)
                 if not (hasattr(agent, "invoke_async") and hasattr(agent, "messages")):
@@ -218,9 +218,11 @@ class EpisodeRun:
                 return outcome_of(error, limits, self.tokens)
             return await run_agent(agent, self.task, limits, self.tokens)
 
-    async def _run_process(self, process: AgentProcess, model: SGLangModel, gateways: Gateways) -> str:
-        async with gateways.session(process, model, self.tokens) as (self.session, gateway):
-            return await process.run(self.session, gateway.base_url(self.session), gateway.socket)
+    async def _run_remote(self, agent: RemoteAgent, model: SGLangModel, gateways: Gateways) -> str:
+        if agent.on_resume is OnResume.RESTART:
+            self.recorder.restart()
+        async with gateways.session(agent, model, self.tokens) as (self.session, gateway):
+            return await agent.run(self.session, gateway.base_url(self.session), gateway.socket)
 
     @property
     def tree(self) -> TokenTree:
@@ -261,10 +263,10 @@ def _check_built(built: Any) -> tuple[Any, Any]:
     if built is None:
         raise ConfigurationError("build(task, model) must return an agent, got None: does it end with `return agent`?")
     if isinstance(built, type) or not (
-        hasattr(built, "invoke_async") or callable(built) or isinstance(built, AgentProcess)
+        hasattr(built, "invoke_async") or callable(built) or isinstance(built, RemoteAgent)
     ):
         raise ConfigurationError(
             "build(task, model) must return a Strands agent, a graph, a swarm, a function without arguments, one of "
-            f"these and its main agent, or an AgentProcess, got {built!r:.100}"
+            f"these and its main agent, an AgentProcess or a RemoteAgent, got {built!r:.100}"
         )
     return built, built if hasattr(built, "messages") else None

@@ -31,6 +31,35 @@ from strands_sglang.runs.workers.spec import EpisodeSpec, RunSpec
 logger = logging.getLogger(__name__)
 
 
+def open_run(
+    run_spec: RunSpec,
+    previous_run: PreviousRun,
+    fingerprint: dict[str, str],
+    samples: int | None,
+    allow_changed: Collection[str] = (),
+) -> None:
+    """Write run.json for a new run, or check that the recorded run can be resumed; no-op without a ledger.
+
+    `samples` None: the number of samples of a task is not known.
+    """
+    if previous_run.run:
+        previous_run.check(fingerprint, allow_changed)
+        logger.info(
+            "run=<%s>, ended=<%d>, unfinished=<%d> | resuming a recorded run",
+            run_spec.run,
+            len(previous_run.finished),
+            len(previous_run.unfinished),
+        )
+    elif run_spec.directory is not None:
+        about: dict[str, Any] = {"run": run_spec.run, "created": time.time(), "package": __version__}
+        if (name := run_spec.tokenizer_name()) is not None:
+            about["tokenizer"] = name
+        if samples is not None:
+            about["samples_per_task"] = samples
+        about |= {"fingerprint": fingerprint, "settings": run_spec.settings(), "origin": origin()}
+        write_run(run_spec.directory, about)
+
+
 class RunController:
     """Controller of one run."""
 
@@ -73,7 +102,7 @@ class RunController:
             self.run_spec = replace(self.run_spec, trace=carrier_of(span))
             worker = self._worker(workers, concurrency)
             try:
-                self._open_run(worker.fingerprint, samples)
+                open_run(self.run_spec, self._previous_run, worker.fingerprint, samples, self._allow_changed)
                 schedule = Scheduler(
                     worker,
                     self._groups(tasks, samples),
@@ -114,24 +143,6 @@ class RunController:
         pool = RayPool(self.run_spec, workers, concurrency)
         self.reporter.totals.unreachable = pool.unreachable_seconds
         return pool
-
-    def _open_run(self, fingerprint: dict[str, str], samples: int) -> None:
-        """Write run.json for a new run, or check that the recorded run can be resumed; no-op without a ledger."""
-        if self._previous_run.run:
-            self._previous_run.check(fingerprint, self._allow_changed)
-            logger.info(
-                "run=<%s>, ended=<%d>, unfinished=<%d> | resuming a recorded run",
-                self.run_spec.run,
-                len(self._previous_run.finished),
-                len(self._previous_run.unfinished),
-            )
-        elif self.run_spec.directory is not None:
-            about: dict[str, Any] = {"run": self.run_spec.run, "created": time.time(), "package": __version__}
-            if (name := self.run_spec.tokenizer_name()) is not None:
-                about["tokenizer"] = name
-            about |= {"samples_per_task": samples, "fingerprint": fingerprint, "settings": self.run_spec.settings()}
-            about["origin"] = origin()
-            write_run(self.run_spec.directory, about)
 
     def _groups(self, tasks: Iterable[Any], samples: int) -> Iterator[list[EpisodeSpec]]:
         needed = self.collector.stop_criteria.needed(samples)

@@ -172,18 +172,19 @@ class PreviousRun:
         for spec in specs:
             finished, record = self.finished.pop(spec.id, None), self.unfinished.pop(spec.id, None)
             if finished is not None and (complete or not finished.end_reason.resumable):
-                _check_task(spec, finished.task)
+                check_task(spec, finished.task)
                 spec.finished, spec.record = finished, self.unscored.pop(spec.id, None) if scored else None
                 spec.unscored = spec.record is not None
             elif record is not None and record.begin is None:
                 spec.epoch = record.epoch + 1  # its record is damaged from the start: it is run from scratch
             elif record is not None:
-                _check_task(spec, task_of(record))
+                check_task(spec, task_of(record))
                 spec.record = record
         return sorted(specs, key=lambda spec: spec.finished.time if spec.finished is not None else math.inf)
 
 
-def _check_task(spec: EpisodeSpec, recorded: Task) -> None:
+def check_task(spec: EpisodeSpec, recorded: Task) -> None:
+    """Raise ConfigurationError if an episode was recorded with another task of the same id."""
     if recorded == spec.task:
         return
     differs = next(name for name in ("prompt", "answer", "data") if getattr(recorded, name) != getattr(spec.task, name))

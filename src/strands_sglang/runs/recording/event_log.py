@@ -141,6 +141,12 @@ class EventLog:
                 RollbackData(turns=self.turns, cause=RollbackCause.DIVERGED.value, event=first, reason=reason),
             )
 
+    def restart(self) -> None:
+        """Discard the record of a resumed episode, so that all its turns are sampled again; no effect in a replay."""
+        with self.lock:
+            if len(self.replay_log) and not self.replays:
+                self._diverge(self.replay_log.next_event, "its agent is started again from the beginning")
+
     def episode_reset(self) -> None:
         """Called on reset: discards all turns."""
         with self.lock:

@@ -128,6 +128,11 @@ class EpisodeRecorder(EventLog):
         if self.on_agent is not None:
             self.on_agent(agent)
 
+    def observe_results(self, count: int) -> None:
+        """Count the tool results that an agent outside this process sends for the first time."""
+        with self.lock:
+            self.metrics.tool_calls += count
+
     def tool_started(self, call_id: str, *, settled: bool) -> None:
         """Register that a tool runs, so that turns can be made inside it.
 

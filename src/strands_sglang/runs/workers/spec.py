@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from strands import Agent
     from strands.multiagent.base import MultiAgentBase
 
-    from strands_sglang.gateway.process import AgentProcess
+    from strands_sglang.gateway.process import RemoteAgent
 
 
 @dataclass(slots=True)
@@ -160,10 +160,10 @@ class ModelCache:
 
 
 Built: TypeAlias = (
-    "Agent | AgentProcess | MultiAgentBase | Callable[[], Any] | tuple[MultiAgentBase | Callable[[], Any], Agent]"
+    "Agent | RemoteAgent | MultiAgentBase | Callable[[], Any] | tuple[MultiAgentBase | Callable[[], Any], Agent]"
 )
-"""Return type of `build`: an agent, here or as a process; a graph or swarm, or a function without arguments that runs
-the episode, alone or with the agent whose branch is the main one."""
+"""Return type of `build`: an agent, here or over HTTP (`AgentProcess`); a graph or swarm, or a function without
+arguments that runs the episode, alone or with the agent whose branch is the main one."""
 
 Score: TypeAlias = float | Mapping[str, Any] | Sequence[Any] | Reward | None
 """What a reward function returns: a number; a dict with "reward"; one number per turn; a `Reward`; None: no reward."""

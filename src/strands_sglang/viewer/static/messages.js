@@ -107,6 +107,10 @@ export function rowHead(row, episode, branch) {
     if (turn.join === "kept") tags.push(["closing", "history kept as sampled; the template would rewrite it"]);
     if (turn.join === "forked") tags.push(["accent", turn.parent === null ? "new branch: history was rewritten" : `fork after turn ${turn.parent}`]);
     if (turn.forked_from !== null) tags.push(["accent", `rewritten from turn ${turn.forked_from}`]);
+    const changed = asList(turn.detail.echoes).filter((one) => one !== "exact");
+    if (changed.length) tags.push(["closing", `the agent's copies of replies differ: ${changed.join(", ")}`]);
+    const ignored = asList(turn.detail.ignored);
+    if (ignored.length) tags.push(["warn", `not honoured, here and later: ${ignored.join(", ")}`]);
     if (turn.caller) tags.push(["accent", `started by turn ${turn.caller[0]}${turn.caller[1] ? `, call ${turn.caller[1]}` : ""}`]);
     const cached = turn.detail.cached_tokens;
     const sent = turn.start + turn.closing + turn.context;

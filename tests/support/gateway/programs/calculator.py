@@ -1,6 +1,6 @@
 """An agent as a program: a loop over Chat Completions with one tool, with the standard library alone.
 
-python calculator.py QUESTION [--after-turn N COMMAND]     COMMAND: hang, crash, fail, spawn, edit
+python calculator.py QUESTION [--after-turn N COMMAND]     COMMAND: hang, crash, fail, spawn, edit, add
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ FUNCTION = {"name": "calculator", "description": "Compute one operation on two i
 
 def ask(messages: list[Any]) -> dict[str, Any]:
     body = {"model": os.environ["OPENAI_MODEL"], "messages": messages}
+    body["temperature"] = 0.0
     body["tools"] = [{"type": "function", "function": FUNCTION}]
     request = urllib.request.Request(
         os.environ["OPENAI_BASE_URL"] + "/chat/completions",
@@ -50,6 +51,10 @@ def act(command: str, messages: list[Any]) -> None:
         print(subprocess.Popen(["sleep", "600"], start_new_session=True).pid, flush=True)
     elif command == "edit":
         messages[-1]["content"] = "edited"
+    elif command == "add":
+        for call in messages[-1]["tool_calls"]:
+            arguments = json.loads(call["function"]["arguments"])
+            call["function"]["arguments"] = json.dumps({**arguments, "digits": 10})
 
 
 def main() -> None:

@@ -1,0 +1,279 @@
+#!/usr/bin/env python3
+"""Measures sessions of the gateway: CPU of a turn beside that of a Strands agent, delays of the event loop, and memory.
+
+    python bench/gateway.py [--sessions 256] [--turns 40] [--kilobytes 78] [--tokenizer FOLDER] [--json]
+
+The same conversation is run by `rollout` in two ways, on an engine within the process that answers at once: by Strands
+agents, and by agents in another process (pinned to another core) that send their whole history over HTTP with each
+call, as coding agents do. Only the CPU time of this process counts. A task of the event loop measures how late it is
+called. Memory is what this process holds when all sessions are at their last turn, less what it held before.
+
+Prints a table, or one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import logging
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from agent_script import WORDS, script, tokenizer_from
+from loopback import stay_on
+from played_agent import TOKENIZER, ScriptedEngine, build, questions, resident_bytes
+from strands_sglang.gateway import RemoteAgent
+from strands_sglang.runs import rollout
+
+TOOLS = 24
+PERIOD = 0.005  # seconds between two calls of the task that measures delays
+DESCRIPTION = "Work out one operation on two whole numbers."
+
+
+def system_prompt(kilobytes: float) -> str:
+    """Return a system prompt; half of the first request are tools."""
+    words = (WORDS * (1 + int(kilobytes * 1000) // len(" ".join(WORDS))))[: int(kilobytes * 1000 / 2 / 5)]
+    return " ".join(words)
+
+
+def tools(kilobytes: float) -> list[dict[str, Any]]:
+    """Return the tools of the agents over HTTP, of which only the calculator is called."""
+    text = " ".join(WORDS * 20)[: int(kilobytes * 1000 / 2 / TOOLS) - 200]
+    parameters = {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]}
+    names = ["calculator", *(f"tool_{number}" for number in range(1, TOOLS))]
+    about = f"{DESCRIPTION} {text}"
+    return [
+        {"type": "function", "function": {"name": name, "description": about, "parameters": parameters}}
+        for name in names
+    ]
+
+
+async def play(http: aiohttp.ClientSession, order: dict[str, Any], last: asyncio.Event, say: Any) -> None:
+    """Run one agent: call, run the tools, and call again, until there is an answer; wait before the last call."""
+    messages: list[Any] = [{"role": "system", "content": order["system"]}, {"role": "user", "content": order["prompt"]}]
+    took = []
+    for turn in range(order["turns"]):
+        if turn == order["turns"] - 1:
+            say({"at_last": order["id"]})
+            await last.wait()
+        body = json.dumps({"model": "policy", "messages": messages, "tools": order["tools"]})
+        began = time.monotonic()
+        async with http.post(f"{order['url']}/v1/chat/completions", data=body) as response:
+            answer = await response.json()
+            assert response.status == 200, answer
+        took.append(time.monotonic() - began)
+        message = answer["choices"][0]["message"]
+        messages.append(message)
+        for call in message.get("tool_calls") or ():
+            expression = json.loads(call["function"]["arguments"])["expression"]
+            result = str(len(expression) * 1009)
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+    say({"id": order["id"], "text": message["content"], "took": took, "bytes": len(body)})
+
+
+async def drive() -> None:
+    """Run agents as told on the standard input: one JSON object in a line each."""
+    stay_on(0)
+    reader, running, last = asyncio.StreamReader(1 << 24), set[asyncio.Task[None]](), asyncio.Event()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+
+    def say(data: Any) -> None:
+        print(json.dumps(data), flush=True)
+
+    shared: dict[str, Any] = json.loads(await reader.readline())
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(600)) as http:
+        while line := await reader.readline():
+            order = json.loads(line)
+            if order.get("go"):
+                last.set()
+                continue
+            running.add(asyncio.ensure_future(play(http, {**shared, **order}, last, say)))
+        await asyncio.gather(*running)
+
+
+class Driver:
+    """The process that runs the agents."""
+
+    def __init__(self, process: asyncio.subprocess.Process, count: int) -> None:
+        self.process, self._count = process, count
+        self._ended: dict[str, asyncio.Future[str]] = {}
+        self.took: list[float] = []
+        self.bytes = self._waiting = self.resident = 0
+
+    def send(self, data: Any) -> None:
+        """Tell the process something."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(data).encode() + b"\n")
+
+    async def listen(self) -> None:
+        """Read what the process says."""
+        assert self.process.stdout is not None
+        while line := await self.process.stdout.readline():
+            said = json.loads(line)
+            if "at_last" in said:
+                self._waiting += 1
+                if self._waiting == self._count:
+                    gc.collect()
+                    self.resident = resident_bytes()
+                    self.send({"go": True})
+                continue
+            self.took += said["took"]
+            self.bytes = said["bytes"]
+            self._ended.pop(said["id"]).set_result(said["text"])
+        for left in self._ended.values():
+            left.set_exception(RuntimeError("the process of the agents has ended"))
+
+    async def run(self, id: str, **order: Any) -> str:
+        """Run an agent; return its answer."""
+        self._ended[id] = asyncio.get_running_loop().create_future()
+        self.send({"id": id, **order})
+        return await self._ended[id]
+
+
+@asynccontextmanager
+async def driver(count: int, **shared: Any) -> AsyncIterator[Driver]:
+    """Start the process that runs the agents."""
+    pipe, here = asyncio.subprocess.PIPE, Path(__file__)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(here), "--drive", stdin=pipe, stdout=pipe, limit=1 << 24
+    )
+    made = Driver(process, count)
+    made.send(shared)
+    listening = asyncio.ensure_future(made.listen())
+    try:
+        yield made
+    finally:
+        listening.cancel()
+        assert process.stdin is not None
+        process.stdin.close()
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(process.wait(), 10)
+
+
+@asynccontextmanager
+async def delays() -> AsyncIterator[list[float]]:
+    """Measure how late the event loop calls a task, in milliseconds."""
+    found: list[float] = []
+
+    async def watch() -> None:
+        while True:
+            due = time.monotonic() + PERIOD
+            await asyncio.sleep(PERIOD)
+            found.append(1e3 * (time.monotonic() - due))
+
+    watching = asyncio.ensure_future(watch())
+    try:
+        yield found
+    finally:
+        watching.cancel()
+
+
+def quantile(values: list[float], share: float) -> float:
+    """Return a quantile."""
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+async def over_http(tokenizer: Any, engine: Any, options: argparse.Namespace) -> dict[str, float]:
+    """Run agents in another process; return what it cost."""
+    shared = {"turns": options.turns, "system": system_prompt(options.kilobytes), "tools": tools(options.kilobytes)}
+    gc.collect()
+    before = resident_bytes()
+    async with driver(options.sessions, **shared) as agents:
+
+        class Played(RemoteAgent):
+            def __init__(self, task: Any) -> None:
+                self.task = task
+
+            async def run(self, session: Any, base_url: str, socket: Path | None) -> str:
+                return await agents.run(self.task.id, url=base_url, prompt=self.task.prompt)
+
+        async with delays() as late:
+            began, cpu = time.monotonic(), time.process_time()
+            run = await rollout(
+                lambda task, model: Played(task),
+                questions(options.sessions),
+                tokenizer=tokenizer,
+                client=engine,
+                concurrency=options.sessions,
+                on_hidden_tools="allow",
+            )
+            cpu, wall = time.process_time() - cpu, time.monotonic() - began
+        turns = options.turns * options.sessions
+        assert run.metrics.turns == turns and run.metrics.failures == 0, run.metrics
+        joins = {turn.join.value for episode in run for turn in episode.tree}
+        assert joins <= {"root", "proved", "kept"}, joins
+        tokens = statistics.mean(sum(map(len, episode.trajectories)) for episode in run)
+    return {
+        "ms_per_turn": 1e3 * cpu / turns,
+        "turns_per_second": turns / wall,
+        "late_p50_ms": quantile(late, 0.5),
+        "late_p99_ms": quantile(late, 0.99),
+        "answer_p50_ms": 1e3 * quantile(agents.took, 0.5),
+        "answer_p99_ms": 1e3 * quantile(agents.took, 0.99),
+        "last_request_kb": agents.bytes / 1e3,
+        "tokens_per_session": tokens,
+        "kb_per_session": (agents.resident - before) / 1e3 / options.sessions,
+    }
+
+
+async def in_process(tokenizer: Any, engine: Any, options: argparse.Namespace) -> float:
+    """Run Strands agents; return the milliseconds of CPU of a turn."""
+    episodes = max(2, options.sessions // 4)
+    cpu = time.process_time()
+    run = await rollout(
+        lambda task, model: build(task, model, system_prompt=system_prompt(options.kilobytes)),
+        questions(episodes),
+        tokenizer=tokenizer,
+        client=engine,
+        concurrency=episodes,
+        on_hidden_tools="allow",
+    )
+    assert run.metrics.turns == options.turns * episodes and run.metrics.failures == 0, run.metrics
+    return 1e3 * (time.process_time() - cpu) / options.turns / episodes
+
+
+async def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--sessions", type=int, default=256)
+    parser.add_argument("--turns", type=int, default=40)
+    parser.add_argument("--kilobytes", type=float, default=78, help="size of the first request")
+    parser.add_argument("--tokens", type=int, default=64, help="sampled tokens per turn")
+    parser.add_argument("--tokenizer", default=str(TOKENIZER))
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--drive", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.drive:
+        return await drive()
+    logging.disable(logging.WARNING)  # the policy's template renders no tools, which is logged every time
+    stay_on(1)
+    tokenizer = tokenizer_from(options.tokenizer)
+    turns_script = script(tokenizer, options.tokens)
+
+    def engine() -> ScriptedEngine:
+        return ScriptedEngine(turns_script, options.turns - 1)
+
+    strands = [await in_process(tokenizer, engine(), options) for _ in range(2)][1]
+    found = await over_http(tokenizer, engine(), options)
+    found |= {"strands_ms_per_turn": strands, "over_strands": found["ms_per_turn"] / strands}
+    if options.json:
+        print(json.dumps({name: round(value, 3) for name, value in found.items()}))
+        return None
+    print(f"{options.sessions} sessions of {options.turns} turns, first request {options.kilobytes:g} kB")
+    for name, value in found.items():
+        print(f"{name:>22}{value:>12,.2f}")
+    return None
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,234 @@
+"""Sessions that are opened, scored and closed over HTTP are episodes of a run like any other."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from strands_sglang.errors import ConfigurationError
+from strands_sglang.gateway import Gateway
+from strands_sglang.gateway.client import open_session
+from strands_sglang.ledger import Ledger
+from strands_sglang.proof import Verdict, verify
+from strands_sglang.runs import Limits
+from strands_sglang.runs.session_api import session_api
+from strands_sglang.runs.session_service import SessionService
+from support.families import tokenizer
+from support.gateway.agents import WireAgent, WireError
+from support.scripted_engine import ScriptedEngine, thought, tool_call
+
+TOKEN = "an-admin-token-of-a-test"
+ADMIN = {"Authorization": f"Bearer {TOKEN}"}
+
+
+def script(prompt: str) -> str:
+    if prompt.count("<tool_response>") == 0:
+        return thought("Look.", tool_call("run", command="ls"))
+    return "It is fixed."
+
+
+@dataclass
+class Served:
+    service: SessionService
+    engine: ScriptedEngine
+    http: aiohttp.ClientSession
+
+    async def call(self, method: str, path: str, status: int = 200, **body: Any) -> dict[str, Any]:
+        url = f"{self.service.gateway.address}/sessions{path}"
+        async with self.http.request(method, url, json=body or None, headers=ADMIN) as response:
+            data: dict[str, Any] = await response.json()
+            assert response.status == status, data
+        return data
+
+    def agent(self, opened: dict[str, Any], protocol: str = "chat") -> WireAgent:
+        return WireAgent(self.http, opened["base_url"], protocol)
+
+
+@asynccontextmanager
+async def served(directory: Path | None = None, **settings: Any) -> AsyncIterator[Served]:
+    engine = ScriptedEngine(tokenizer("qwen3"), script)
+    service = SessionService(
+        tokenizer=tokenizer("qwen3"),
+        client=engine,
+        directory=directory,
+        admin=lambda service: session_api(service, TOKEN),
+        **settings,
+    )
+    async with service, aiohttp.ClientSession() as http:
+        yield Served(service, engine, http)
+
+
+@pytest.mark.parametrize("protocol", ["chat", "responses", "messages"])
+async def test_a_session_is_an_episode(protocol: str, tmp_path: Path) -> None:
+    async with served(tmp_path) as it:
+        opened = await it.call("POST", "", 201, task={"prompt": "Fix it.", "id": "bug", "repository": "demo"})
+        assert (opened["id"], opened["state"], opened["turns"]) == ("bug/0", "open", 0)
+        text = await it.agent(opened, protocol).run("Fix it.")
+        closed = await it.call("POST", "/bug/0/close", reward={"reward": 0.5, "speed": 2}, text=text)
+        assert closed == await it.call("GET", "/bug/0")
+        assert (closed["end_reason"], closed["reward"], closed["trained_turns"]) == ("answered", 0.5, 2)
+        second = await it.call("POST", "", 201, task={"prompt": "Fix it.", "id": "bug", "repository": "demo"})
+        assert second["id"] == "bug/1"
+        await it.agent(second, protocol).run("Fix it.")
+        await it.call("POST", "/bug/1/close", error="the container died")
+    assert verify(tmp_path).verdict is Verdict.PROVED
+    record = Ledger(tmp_path).episode("bug/0")
+    assert record.begin is not None and record.end is not None and record.reward is not None
+    assert record.begin.data["task"]["data"] == {"repository": "demo"}
+    assert record.end.data["text"] == "It is fixed."
+    assert record.reward.data["parts"] == {"speed": 2.0}
+    failed = Ledger(tmp_path).episode("bug/1").end
+    assert failed is not None and failed.data["failure"]["message"] == "the container died"
+
+
+async def test_an_agent_of_an_ended_session_gets_nothing(tmp_path: Path) -> None:
+    async with served(tmp_path) as it:
+        opened = await it.call("POST", "", 201, task="Fix it.")
+        agent = it.agent(opened)
+        await agent.run("Fix it.")
+        await it.call("POST", f"/{opened['id']}/close", reward=1)
+        with pytest.raises(WireError) as error:
+            await agent.run("More.")
+        assert error.value.status == 404
+        assert (await it.call("GET", f"/{opened['id']}"))["turns"] == 2
+
+
+async def test_only_the_admin_token_opens_lists_and_closes() -> None:
+    async with served() as it:
+        opened = await it.call("POST", "", 201, task="Fix it.")
+        url = f"{it.service.gateway.address}/sessions"
+        wrong = {"Authorization": f"Bearer {opened['token']}"}
+        for given in ({}, {"Authorization": TOKEN}, wrong, {"x-api-key": TOKEN}):
+            for method, path in (("POST", ""), ("GET", ""), ("POST", f"/{opened['id']}/close"), ("GET", "/nothing")):
+                async with it.http.request(method, url + path, headers=given) as response:
+                    assert response.status == 401
+        evil = {**ADMIN, "Host": "evil.example"}
+        async with it.http.get(url, headers=evil) as response:
+            assert response.status == 404
+        async with it.http.get(url, headers={**ADMIN, "Origin": "http://evil.example"}) as response:
+            assert response.status == 404
+        (listed,) = (await it.call("GET", ""))["sessions"]
+        assert listed["id"] == opened["id"] and "token" not in listed and "base_url" not in listed
+        async with it.http.get(f"{it.service.gateway.address}/v1/models", headers=ADMIN) as response:
+            assert response.status == 404
+
+
+async def test_wrong_requests_are_told_what_is_wrong(tmp_path: Path) -> None:
+    async with served(tmp_path, max_sessions=1) as it:
+        await it.call("POST", "", 400, task="")
+        await it.call("POST", "", 400, task={"no": "prompt"})
+        await it.call("POST", "", 400, task="x", sample=-1)
+        await it.call("POST", "", 400, tusk="x")
+        await it.call("POST", "", 400, task="x", on_changed_echo="never")
+        assert not it.service.open_sessions
+        await it.call("POST", "", 201, task={"prompt": "x", "id": "a"}, sample=3)
+        await it.call("POST", "", 409, task={"prompt": "y", "id": "b"})
+        await it.call("POST", "/a/3/score", 409, reward=1)
+        await it.call("POST", "/a/3/close", 400, reward="much")
+        await it.call("POST", "/a/4/close", 404, reward=1)
+        await it.call("GET", "/a/4", 404)
+        await it.call("POST", "/a/3/close", reward=0)
+        assert (await it.call("POST", "/a/3/close", reward=1))["reward"] == 0  # closed already
+        await it.call("POST", "", 409, task={"prompt": "x", "id": "a"}, sample=3)
+
+
+async def test_a_session_is_scored_after_its_end(tmp_path: Path) -> None:
+    async with served(tmp_path) as it:
+        opened = await it.call("POST", "", 201, task={"prompt": "x", "id": "a"})
+        await it.agent(opened).run("x")
+        assert (await it.call("POST", "/a/0/close", text="done"))["reward"] is None
+        assert (await it.call("POST", "/a/0/score", reward=0.25))["reward"] == 0.25
+        assert (await it.call("POST", "/a/0/score", reward=0.75))["reward"] == 0.75
+    reward = Ledger(tmp_path).episode("a/0").reward
+    assert reward is not None and reward.data["value"] == 0.75
+    assert verify(tmp_path).proved
+
+
+async def test_a_limit_is_told_and_is_the_end_reason(tmp_path: Path) -> None:
+    async with served(tmp_path, limits=Limits(max_turns=1)) as it:
+        opened = await it.call("POST", "", 201, task={"prompt": "x", "id": "a"})
+        with pytest.raises(WireError, match="limit of 1 turn"):
+            await it.agent(opened).run("x")
+        assert (await it.call("GET", "/a/0"))["state"] == "limit"
+        closed = await it.call("POST", "/a/0/close", reward=0)
+        assert (closed["end_reason"], closed["reward"], closed["turns"]) == ("turn_limit", 0, 1)
+
+
+async def test_a_session_that_is_not_closed_times_out(tmp_path: Path) -> None:
+    async with served(tmp_path, limits=Limits(episode_timeout=0.3)) as it:
+        opened = await it.call("POST", "", 201, task={"prompt": "x", "id": "a"})
+        agent = it.agent(opened)
+        agent.say("x")
+        await agent.ask()
+        while it.service.open_sessions:
+            await it.service.open_sessions["a/0"].work
+        closed = await it.call("POST", "/a/0/close", reward=0.5)
+        assert (closed["end_reason"], closed["reward"]) == ("timeout", 0.5)
+
+
+@pytest.mark.parametrize("done", [1, 2])
+async def test_a_session_that_was_open_at_a_crash_is_resumed(done: int, tmp_path: Path) -> None:
+    async with served(tmp_path) as it:
+        before = await it.call("POST", "", 201, task={"prompt": "x", "id": "a"})
+        agent = it.agent(before)
+        agent.say("x")
+        calls, _ = agent.add(await agent.ask())
+        if done == 2:
+            agent.result(calls[0]["id"], "ok")
+            agent.add(await agent.ask())
+    assert verify(tmp_path).verdict is Verdict.UNFINISHED
+    async with served(tmp_path) as it:
+        opened = await it.call("POST", "", 201, task={"prompt": "x", "id": "a"})
+        assert opened["id"] == "a/0" and opened["token"] != before["token"]
+        with pytest.raises(WireError) as error:
+            old = {**before, "base_url": f"{it.service.gateway.address}/s/{before['token']}"}
+            await it.agent(old).run("x")
+        assert error.value.status == 404
+        assert await it.agent(opened).run("x") == "It is fixed."
+        assert len(it.engine.calls) == 2 - done
+        assert (await it.call("POST", "/a/0/close", reward=1))["turns"] == 2
+    certificate = verify(tmp_path)
+    assert certificate.proved and certificate.tokens.rolled_back == 0
+
+
+async def test_several_gateways_share_an_address() -> None:
+    """A balancer passes on what begins with the path of a gateway, with the path or without."""
+    async with served(gateway={"url": "https://gateways.example/a/"}) as it:
+        where = f"http://127.0.0.1:{it.service.gateway.port}"
+        for prefix in ("", "/a"):
+            url, host = f"{where}{prefix}/sessions", {"Host": "gateways.example"}
+            async with it.http.post(url, json={"task": f"x{prefix}"}, headers={**ADMIN, **host}) as response:
+                opened = await response.json()
+            assert opened["base_url"] == f"https://gateways.example/a/s/{opened['token']}"
+            for path in dict.fromkeys(("", "/a")):
+                agent = WireAgent(it.http, f"{where}{path}/s/{opened['token']}", "chat", headers=host)
+                assert await agent.run("x") == "It is fixed."
+        async with it.http.get(f"{where}/b/sessions", headers=ADMIN) as response:
+            assert response.status == 404
+
+
+def test_an_address_has_a_host() -> None:
+    with pytest.raises(ConfigurationError, match="url must be an address"):
+        Gateway(url="a")
+
+
+async def test_the_client_opens_and_closes(tmp_path: Path) -> None:
+    async with served(tmp_path) as it:
+        address = it.service.gateway.address
+        async with open_session(address, TOKEN, {"prompt": "x", "id": "a b"}) as session:
+            session.text = await WireAgent(it.http, session.base_url, "messages", model=session.model).run("x")
+            session.reward = 1.0
+        assert (session.id, session.ended["end_reason"], session.ended["reward"]) == ("a b/0", "answered", 1.0)
+        with pytest.raises(RuntimeError):
+            async with open_session(address, TOKEN, "y") as session:
+                raise RuntimeError("the job was evicted")
+        assert session.ended["failure"] == "RuntimeError: the job was evicted"
+        with pytest.raises(ConfigurationError, match="the admin token must be given"):
+            async with open_session(address, "wrong", "z"):
+                pass
