@@ -23,7 +23,7 @@ from typing import Any
 
 from strands_sglang._version import __version__
 from strands_sglang.engine import is_server
-from strands_sglang.errors import EngineError
+from strands_sglang.errors import ConfigurationError, EngineError
 from strands_sglang.runs.function_source import digest_of, function_source
 from strands_sglang.runs.workers.spec import RunSpec
 
@@ -111,7 +111,7 @@ async def served_model(client: Any) -> str | None:
     probe = client.probe(_SECONDS)
     try:
         reports = await probe.reports() if await probe.reach(0.0) else []
-    except EngineError:
+    except (EngineError, ConfigurationError):  # a run without preflight may start before its server does
         reports = []
     names = {report.server.get("served_model_name") or report.model.get("model_path") for report in reports}
     found = ", ".join(sorted(name for name in names if isinstance(name, str)))
