@@ -271,4 +271,4 @@ async def test_delegated_answer_belongs_to_the_agent_of_the_task() -> None:
 async def test_main_agent_is_an_agent() -> None:
     (episode,) = await run(lambda task, model: (lambda: "x", "solver"), ["go"], PromptEngine(script))
     assert episode.end_reason is EndReason.AGENT_ERROR and episode.failure is not None
-    assert "or one of these and its main agent" in episode.failure.message
+    assert "one of these and its main agent" in episode.failure.message

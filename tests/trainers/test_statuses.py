@@ -34,7 +34,8 @@ def test_stop_reasons() -> None:
 
 @pytest.mark.parametrize("ended", list(EndReason))
 def test_all_adapters_use_the_same_status(ended: EndReason) -> None:
-    tree, _ = forked()
+    tree, turns = forked()
+    tree.main = turns["e"].id
     episode, status = episode_of(tree, ended, 0.5), STATUS_BY_END[ended]
     [sample] = samples_of(Sample(), episode, decode=text_of)
     assert sample.status.name == status.slime_name and sample.remove_sample is not status.trained

@@ -84,8 +84,10 @@ class Scheduler:
                 while self._free and (spec := self._next()) is not None:
                     self._start(spec)
                     started += 1
-                    if started % _STARTS_PER_ITERATION == 0:
-                        await asyncio.sleep(0)  # thousands may start at once; let other tasks run in between
+                    # Thousands may start at once; let other tasks run in between. A group that was completed before may
+                    # be the last one needed: then nothing else may start.
+                    if started % _STARTS_PER_ITERATION == 0 or spec.finished is not None:
+                        await asyncio.sleep(0)
                 if not self._live and not self._ready and not self._siblings and self._last_group:
                     break
                 await self._change.wait()

@@ -103,6 +103,7 @@ def test_resumed_sample_is_filled_as_if_it_were_new() -> None:
 
 def test_every_branch_is_a_sample() -> None:
     tree, turns = forked()
+    tree.main = turns["e"].id
     sample = Sample(index=4, group_index=1, prompt=[{"role": "user", "content": "q"}], metadata={"mine": [1]})
     sample.train_metadata = {"loss": "x"}
     made = filled(episode_of(tree), sample, branches=Branches.ALL)
