@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -56,7 +58,7 @@ def echoed(message: dict[str, Any], rng: random.Random) -> dict[str, Any]:
 def edited(message: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     """Return a copy in which one thing is another: a character, an argument, an id, a call."""
     copy: dict[str, Any] = json.loads(json.dumps(message))
-    edits = []
+    edits = list[Callable[[], Any]]()
     if copy.get("content"):
         at = rng.randrange(len(copy["content"]))
         edits.append(lambda: copy.update(content=f"{copy['content'][:at]}x{copy['content'][at:]}"))
@@ -65,17 +67,17 @@ def edited(message: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     for call in copy.get("tool_calls") or ():
         arguments = json.loads(call["function"]["arguments"])
 
-        def change(call: Any = call, **new: Any) -> None:
+        def change(call: Any, new: Any) -> None:
             call["function"]["arguments"] = json.dumps(new)
 
         less = {key: value for key, value in arguments.items() if key != "times"}
         edits += [
-            lambda c=call: c.update(id=f"{c['id'][:-1]}{'a' if c['id'][-1] != 'a' else 'b'}"),
-            lambda c=call, a=arguments: change(c, **{**a, "command": f"{a['command']}x"}),
-            lambda c=call, a=arguments: change(c, **{**a, "times": a["times"] + 1}),
-            lambda c=call, a=arguments: change(c, **{**a, "times": str(a["times"])}),
-            lambda c=call, a=less: change(c, **a),
-            lambda c=call: c["function"].update(name="other"),
+            partial(call.update, id=f"{call['id'][:-1]}{'a' if call['id'][-1] != 'a' else 'b'}"),
+            partial(change, call, {**arguments, "command": f"{arguments['command']}x"}),
+            partial(change, call, {**arguments, "times": arguments["times"] + 1}),
+            partial(change, call, {**arguments, "times": str(arguments["times"])}),
+            partial(change, call, less),
+            partial(call["function"].update, name="other"),
         ]
     if len(copy.get("tool_calls") or ()) == 2:
         edits += [lambda: copy["tool_calls"].pop(), lambda: copy["tool_calls"].reverse()]
