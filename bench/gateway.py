@@ -239,7 +239,8 @@ async def in_process(tokenizer: Any, engine: Any, options: argparse.Namespace) -
         on_hidden_tools="allow",
     )
     assert run.metrics.turns == options.turns * episodes and run.metrics.failures == 0, run.metrics
-    return 1e3 * (time.process_time() - cpu) / options.turns / episodes
+    spent: float = 1e3 * (time.process_time() - cpu) / options.turns / episodes
+    return spent
 
 
 async def main() -> None:

@@ -1,4 +1,4 @@
-"""Helpers for asyncio: `in_thread`, `run_bounded` (many calls, a few at a time), `run_async` (from synchronous code).
+"""Helpers for asyncio: `in_thread`, `run_bounded` (many calls, a few at a time), `run_async`, `LoopThrottle`.
 
 Invariant: `in_thread` never waits for the loop's own thread pool, which may be busy with tools. Nothing is left running
 when `run_bounded` ends, however it ends. The first Ctrl-C cancels the coroutine of `run_async`; KeyboardInterrupt is
@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -85,3 +86,39 @@ async def _cancelled_by_ctrl_c(coroutine: Coroutine[Any, Any, ResultT]) -> Resul
     finally:
         if signal.getsignal(signal.SIGINT) is on_signal:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class LoopThrottle:
+    """Lets callers continue one per iteration of the loop: nobody else waits for the work of all of them."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._scheduled = False  # `_release` is called in the next iteration
+
+    async def wait(self) -> None:
+        """Wait until this caller may continue."""
+        loop = asyncio.get_running_loop()
+        if self._loop is None or self._loop.is_closed():  # the first loop is the one that runs the episodes
+            self._loop, self._scheduled = loop, False
+            self._waiting.clear()
+        if self._loop is not loop:
+            return  # a sub-agent in a thread, on its own loop: there is nothing else to wait for
+        if not self._scheduled:  # nobody else continues
+            self._scheduled = True
+            loop.call_soon(self._release)
+            return
+        mine = loop.create_future()
+        self._waiting.append(mine)
+        await mine
+
+    def _release(self) -> None:
+        """Release one waiting caller; called in every iteration of the event loop while there are any."""
+        self._scheduled = False
+        while self._waiting and not self._scheduled:
+            first = self._waiting.popleft()
+            if not first.done():  # not cancelled while it waited
+                first.set_result(None)
+                self._scheduled = True
+        if self._scheduled and self._loop is not None:
+            self._loop.call_soon(self._release)

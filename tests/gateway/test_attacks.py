@@ -21,7 +21,8 @@ from support.gateway.opened import Opened, opened
 from support.scripted_engine import Reply, tool_call
 
 HELLO = {"messages": [{"role": "user", "content": "Hello."}], "model": "policy"}
-AWKWARD = (None, True, 0, -1, 1e400, "", "x", "\ud800", "\0", [], [None], [[]], {}, {"type": None}, {"text": 1}, [{}])
+AWKWARD: list[Any] = [None, True, 0, -1, 1e400, "", "x", "\ud800", "\0", [], [None], [[]], {}, {"type": None}]
+AWKWARD += [{"text": 1}, [{}]]
 
 
 async def raw(it: Opened, data: bytes, *, eof: bool = False) -> bytes:
@@ -235,7 +236,11 @@ async def test_a_thousand_half_open_connections_hinder_nobody() -> None:
 
 async def test_a_flood_is_told_to_wait() -> None:
     open_again = asyncio.Event()
-    async with opened([Reply("one", before=open_again.wait) for _ in range(100)]) as it:
+
+    async def wait() -> None:
+        await open_again.wait()
+
+    async with opened([Reply("one", before=wait) for _ in range(100)]) as it:
         agents = [it.agent(list(PATHS)[number % 3]) for number in range(server.MAX_REQUESTS + 20)]
         for number, agent in enumerate(agents):
             agent.say(f"Hello {number}.")

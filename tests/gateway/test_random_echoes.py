@@ -58,7 +58,7 @@ def echoed(message: dict[str, Any], rng: random.Random) -> dict[str, Any]:
 def edited(message: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     """Return a copy in which one thing is another: a character, an argument, an id, a call."""
     copy: dict[str, Any] = json.loads(json.dumps(message))
-    edits = list[Callable[[], object]]()
+    edits = list[Callable[[], Any]]()
     if copy.get("content"):
         at = rng.randrange(len(copy["content"]))
         edits.append(lambda: copy.update(content=f"{copy['content'][:at]}x{copy['content'][at:]}"))
@@ -67,17 +67,16 @@ def edited(message: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     for call in copy.get("tool_calls") or ():
         arguments = json.loads(call["function"]["arguments"])
 
-        def change(given: Any, call: Any) -> None:
-            call["function"]["arguments"] = json.dumps(given)
+        def change(call: Any, new: Any) -> None:
+            call["function"]["arguments"] = json.dumps(new)
 
         less = {key: value for key, value in arguments.items() if key != "times"}
-        last = "a" if call["id"][-1] != "a" else "b"
         edits += [
-            partial(call.update, id=f"{call['id'][:-1]}{last}"),
-            partial(change, {**arguments, "command": f"{arguments['command']}x"}, call),
-            partial(change, {**arguments, "times": arguments["times"] + 1}, call),
-            partial(change, {**arguments, "times": str(arguments["times"])}, call),
-            partial(change, less, call),
+            partial(call.update, id=f"{call['id'][:-1]}{'a' if call['id'][-1] != 'a' else 'b'}"),
+            partial(change, call, {**arguments, "command": f"{arguments['command']}x"}),
+            partial(change, call, {**arguments, "times": arguments["times"] + 1}),
+            partial(change, call, {**arguments, "times": str(arguments["times"])}),
+            partial(change, call, less),
             partial(call["function"].update, name="other"),
         ]
     if len(copy.get("tool_calls") or ()) == 2:

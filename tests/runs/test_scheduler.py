@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strands_sglang._async import LoopThrottle
 from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.runs.episode import Episode, TurnCounts
-from strands_sglang.runs.scheduler import LoopThrottle, Scheduler
+from strands_sglang.runs.scheduler import Scheduler
 from strands_sglang.runs.task import Task
 from strands_sglang.runs.workers.spec import EpisodeSpec
 from support.rollout.finished import finished

@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 import orjson
 from aiohttp import web
 
+from strands_sglang._async import LoopThrottle
 from strands_sglang._checks import chosen
 from strands_sglang._json import check_json
 from strands_sglang.errors import ConfigurationError, StrandsSGLangError
@@ -93,6 +94,7 @@ class Gateway:
         self._hosts = _HOSTS | {host, given.hostname or host}
         self._admin_apps: list[web.Application] = []
         self._sessions: dict[str, Session] = {}
+        self._throttle = LoopThrottle()
         self._runner: web.AppRunner | None = None
 
     async def __aenter__(self) -> Gateway:
@@ -172,7 +174,8 @@ class Gateway:
             on_changed_echo: What to do if the agent's copy of a reply differs from it, but is still its echo.
         """
         policy = chosen("on_changed_echo", on_changed_echo, RewritePolicy)
-        session = Session(model, episode or model.current_episode, name, is_side, policy)
+        own = episode or model.current_episode
+        session = Session(model, own, name, is_side, policy, throttle=self._throttle)
         self._sessions[session.token] = session
         try:
             yield session
@@ -243,6 +246,7 @@ class Gateway:
         async def handle(request: web.Request) -> web.StreamResponse:
             session = request[_SESSION]
             data = await _read(request)
+            await self._throttle.wait()
             call = protocol.read(_decoded(data), request.headers, session.items)
             key = hashlib.blake2b(call.agent.encode() + b"\0" + request.path.encode() + b"\0" + data).digest()
             with session.ask(protocol, call, key) as exchange:

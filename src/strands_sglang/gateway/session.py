@@ -19,7 +19,7 @@ from typing import Any
 
 from strands.types.exceptions import ContextWindowOverflowException
 
-from strands_sglang._async import in_thread
+from strands_sglang._async import LoopThrottle, in_thread
 from strands_sglang.chat.conversation import Conversation
 from strands_sglang.chat.conversation_index import IndexedTurn
 from strands_sglang.errors import (
@@ -129,6 +129,8 @@ class Session:
     is_side: IsSide | None = None
     on_changed_echo: RewritePolicy = RewritePolicy.KEEP
     """What to do with an echo that is not exact: continue after the recorded reply, fork, or refuse the call."""
+    throttle: LoopThrottle = field(default_factory=LoopThrottle, repr=False)
+    """Lets one call of all sessions compute in an iteration of the event loop."""
     token: str = field(default_factory=lambda: secrets.token_hex(16))
     """The address of the session, and the only thing that protects it."""
     error: StrandsSGLangError | Exception | None = None
@@ -214,6 +216,7 @@ class Session:
 
     async def _run(self, protocol: Protocol, call: Call) -> _Turn:
         try:
+            await self.throttle.wait()
             side = self._check_side(call)
             conversation, echoes = self._conversation(call)
             for number in echoes:  # the agent has received what it sends back

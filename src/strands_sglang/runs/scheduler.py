@@ -197,39 +197,3 @@ class _Running:
         if stop:
             self.stop.set()
         self.work.cancel()
-
-
-class LoopThrottle:
-    """Lets callers continue one per iteration of the loop: an unneeded episode can be stopped before it computes."""
-
-    def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._scheduled = False  # `_release` is called in the next iteration
-
-    async def wait(self) -> None:
-        """Wait until this caller may continue."""
-        loop = asyncio.get_running_loop()
-        if self._loop is None or self._loop.is_closed():  # the first loop is the one that runs the episodes
-            self._loop, self._scheduled = loop, False
-            self._waiting.clear()
-        if self._loop is not loop:
-            return  # a sub-agent in a thread, on its own loop: there is nothing else to wait for
-        if not self._scheduled:  # nobody else continues
-            self._scheduled = True
-            loop.call_soon(self._release)
-            return
-        mine = loop.create_future()
-        self._waiting.append(mine)
-        await mine
-
-    def _release(self) -> None:
-        """Release one waiting caller; called in every iteration of the event loop while there are any."""
-        self._scheduled = False
-        while self._waiting and not self._scheduled:
-            first = self._waiting.popleft()
-            if not first.done():  # not cancelled while it waited
-                first.set_result(None)
-                self._scheduled = True
-        if self._scheduled and self._loop is not None:
-            self._loop.call_soon(self._release)

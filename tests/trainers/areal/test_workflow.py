@@ -12,6 +12,7 @@ import pytest
 
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.runs import Episode
+from support.gateway.processes import build_process, multiplies
 from support.rollout.agent_kinds import build
 from support.rollout.scripts import PromptEngine, steps
 from support.trainers.areal_mirror import Engine, GenerationHyperparameters, Stats, adapter, areal_installed
@@ -70,6 +71,12 @@ async def test_episode_is_a_trajectory(areal: Stats) -> None:
     assert ends <= set(engine.requests[0].gconfig.stop_token_ids)
     (reported,) = areal.reported["rollout"]
     assert (reported["reward"], reported["num_turns"], reported["failed"], reported["accuracy"]) == (1.0, 3, 0.0, 0.5)
+
+
+async def test_an_agent_may_be_a_process(areal: Stats) -> None:
+    engine = Engine(PromptEngine(multiplies))
+    row = await run(engine, build=build_process)
+    assert len(engine.requests) >= 2 and row["loss_mask"].any() and row["rewards"] == 1.0
 
 
 async def test_samples_of_a_row_are_separate_episodes(areal: Stats) -> None:

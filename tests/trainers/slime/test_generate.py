@@ -29,6 +29,7 @@ from strands_sglang.runs import Episode, Limits, Task
 from strands_sglang.trainers.slime import grpo_by_group, slime_rollout
 from strands_sglang.trainers.slime.samples import METADATA_KEY, SampleGroup
 from support.families import tokenizer
+from support.gateway.processes import build_process, multiplies
 from support.rollout.agent_kinds import build_helper, helper_script
 from support.rollout.scripts import PromptEngine, Script, steps
 from support.scripted_engine import Answer, Reply, tool_call
@@ -121,6 +122,14 @@ async def test_slime_rollout() -> None:
     assert {call.asked["routing_key"] for call in engine.calls} == {done.session_id}
     assert (seen[0].prompt, seen[0].answer, seen[0].data["level"]) == ("go", "42", 5)
     assert done.metadata["level"] == 5 and done.metadata[METADATA_KEY]["turns"] == 3
+
+
+async def test_an_agent_may_be_a_process() -> None:
+    engine = PromptEngine(multiplies)
+    done = checked(await generator(engine, build=build_process)(arguments(), sample(), dict(SAMPLING)))
+    assert (done.status, done.reward, done.metadata[METADATA_KEY]["turns"]) == (Status.COMPLETED, 1.0, 2)
+    assert done.response.count("</tool_call>") == 1 and "42" in done.response
+    assert done.tokens[: -done.response_length] == engine.calls[0].ids
 
 
 async def test_budget_covers_all_turns() -> None:

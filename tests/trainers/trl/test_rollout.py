@@ -20,6 +20,7 @@ from strands_sglang.trainers.trl.engine_thread import EngineThread
 from strands_sglang.trainers.trl.rollout import check_served_model, check_trainer, sampling_of
 from strands_sglang.trainers.worker_pool import bound_limits
 from support.families import tokenizer
+from support.gateway.processes import build_process, multiplies
 from support.rollout.agent_kinds import build, plain
 from support.rollout.scripts import FAMILY, PromptEngine, Script, asked, assert_proved, steps
 from support.scripted_engine import Answer
@@ -77,6 +78,14 @@ def test_one_completion_per_prompt_in_order(rollouts: Rollouts, tmp_path: Path) 
         assert "<tool_response>" not in trained and trained.count("<tool_call>") == 2 and "the end" in trained
         assert all(logprob < 0 for logprob, one in zip(logprobs, mask, strict=True) if one)
     assert_proved(tmp_path / "step-000000")
+
+
+def test_an_agent_may_be_a_process() -> None:
+    func = trl_rollout(build_process, reward=score, client=PromptEngine(multiplies), sync="none", drift_rows=0)
+    batch = func(prompts(0, 1), trainer())
+    assert [one.text for one in batch["episode"]] == ["the end"] * 2
+    assert [one.metrics.tool_calls for one in batch["episode"]] == [1, 1]
+    assert all(any(mask) for mask in batch["env_mask"])
 
 
 def test_every_call_has_a_new_directory(rollouts: Rollouts, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from strands_sglang._async import LoopThrottle
 from strands_sglang.chat.canonical import canonical
 from strands_sglang.engine import Capability, Generation
 from strands_sglang.errors import ConfigurationError, DivergedError
@@ -35,7 +36,6 @@ from strands_sglang.runs.limits import Limits
 from strands_sglang.runs.recording.recorder import EpisodeRecorder
 from strands_sglang.runs.recording.replay_log import ReplayLog
 from strands_sglang.runs.resume import task_of
-from strands_sglang.runs.scheduler import LoopThrottle
 from strands_sglang.runs.workers.process_tuning import infrequent_gc, threads_for, tool_threads
 from strands_sglang.runs.workers.spec import RunSpec
 from strands_sglang.tokens import Trajectory

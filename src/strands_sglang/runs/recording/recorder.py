@@ -19,6 +19,7 @@ from contextvars import ContextVar
 from datetime import datetime
 from typing import Any
 
+from strands_sglang._async import LoopThrottle
 from strands_sglang.engine import Generation, TokenEngine
 from strands_sglang.engine.protocol import PromptImage, TokenIds
 from strands_sglang.errors import CallCancelledError, EngineError, StrandsSGLangError, ToolUnavailableError
@@ -41,7 +42,6 @@ from strands_sglang.runs.recording.event_data import (
 from strands_sglang.runs.recording.event_log import EventLog
 from strands_sglang.runs.recording.pausable_engine import PartialTurn, PausableEngine, PausedError
 from strands_sglang.runs.recording.replay_log import LostCalls, ReplayLog
-from strands_sglang.runs.scheduler import LoopThrottle
 
 logger = logging.getLogger(__name__)
 _POLL_SECONDS = 0.05  # also delays an agent that ignores its cancellation and repeats its call

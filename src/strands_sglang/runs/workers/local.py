@@ -16,6 +16,7 @@ from datetime import datetime
 from secrets import token_hex
 from typing import Any
 
+from strands_sglang._async import LoopThrottle
 from strands_sglang._strands_compat.fast_agents import fast_agents
 from strands_sglang.chat.tokenization import load_tokenizer
 from strands_sglang.engine.protocol import CancelSignal, in_run
@@ -36,7 +37,6 @@ from strands_sglang.runs.recording.pausable_engine import PausableEngine
 from strands_sglang.runs.recording.recorder import EpisodeRecorder
 from strands_sglang.runs.recording.replay_log import ReplayLog
 from strands_sglang.runs.resume import restored
-from strands_sglang.runs.scheduler import LoopThrottle
 from strands_sglang.runs.workers.spec import EpisodeSpec, ModelCache, RunSpec, fingerprint
 from strands_sglang.tokens import TokenTree
 

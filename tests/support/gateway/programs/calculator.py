@@ -19,7 +19,7 @@ FUNCTION = {"name": "calculator", "description": "Compute one operation on two i
 
 
 def ask(messages: list[Any]) -> dict[str, Any]:
-    body = {"model": os.environ["OPENAI_MODEL"], "messages": messages}
+    body: dict[str, Any] = {"model": os.environ["OPENAI_MODEL"], "messages": messages}
     body["temperature"] = 0.0
     body["tools"] = [{"type": "function", "function": FUNCTION}]
     request = urllib.request.Request(
