@@ -102,11 +102,12 @@ async def test_same_episodes_as_in_one_process_and_failed_rewards_are_computed_a
     assert_proved(tmp_path)
     assert_same(tmp_path, there)
     assert len({path.name.partition("-")[0] for path in (tmp_path / "ledger").iterdir()}) == 2
-    scored = await run(build, QUESTIONS, engine, tmp_path, workers=1, reward=reward)
+    changed = {"allow_changed": ["reward"]}
+    scored = await run(build, QUESTIONS, engine, tmp_path, workers=1, reward=reward, **changed)
     assert [episode.reward for episode in scored] == [episode.reward for episode in here]
     assert all(episode.restored for episode in scored) and scored.metrics.turns == 0
     assert_proved(tmp_path)
-    again = await run(build, QUESTIONS, engine, tmp_path, reward=reward)
+    again = await run(build, QUESTIONS, engine, tmp_path, reward=reward, **changed)
     assert summaries(again) == summaries(scored) == summaries(here) and again.metrics.restored == 6
     assert not engine.calls  # this process made no engine call
 
