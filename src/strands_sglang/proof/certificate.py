@@ -208,7 +208,7 @@ class Certificate:
         return "\n".join(map(escape_for_terminal, lines))
 
 
-_MAX_VALUES = 8
+_MAX_VALUES, _MAX_TEXT = 8, 400  # values of a part of the experiment that are shown, and characters of each
 _NOT_TRAINED = ("rejected", "side", "constrained", "rolled_back", "unfinished")
 _MEANING = {
     Verdict.PROVED: "every prompt equals the recorded branch; every trained token was sampled at its position",
@@ -238,7 +238,7 @@ def _list(counts: Iterable[tuple[str, int]]) -> str:
 
 def _values(counts: Mapping[str, int]) -> str:
     """Return the values of a part of the experiment, each with its number of episodes."""
-    shown = [f"{value} ({counted(count, 'episode')})" for value, count in list(counts.items())[:_MAX_VALUES]]
+    shown = [f"{value:.{_MAX_TEXT}} ({counted(count, 'episode')})" for value, count in list(counts.items())[:_MAX_VALUES]]
     return "; ".join([*shown, *(["..."] if len(counts) > _MAX_VALUES else [])])
 
 
