@@ -238,7 +238,8 @@ def _list(counts: Iterable[tuple[str, int]]) -> str:
 
 def _values(counts: Mapping[str, int]) -> str:
     """Return the values of a part of the experiment, each with its number of episodes."""
-    shown = [f"{value:.{_MAX_TEXT}} ({counted(count, 'episode')})" for value, count in list(counts.items())[:_MAX_VALUES]]
+    first = list(counts.items())[:_MAX_VALUES]
+    shown = [f"{value:.{_MAX_TEXT}} ({counted(count, 'episode')})" for value, count in first]
     return "; ".join([*shown, *(["..."] if len(counts) > _MAX_VALUES else [])])
 
 

@@ -160,9 +160,7 @@ async def test_episodes_in_memory(folder: Path) -> None:
     assert all(record.teacher is None for record in Ledger(folder).episodes())  # nothing is written
 
 
-async def test_a_teacher_is_waited_for_like_the_engine_of_a_run(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_teacher_is_waited_for_like_the_engine_of_a_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A person's call gives up within a minute, a batch does not."""
     seen, score = set[bool](), SGLangClient.score
 
