@@ -130,7 +130,7 @@ class RunController:
             if (name := self.run_spec.tokenizer_name()) is not None:
                 about["tokenizer"] = name
             about |= {"samples_per_task": samples, "fingerprint": fingerprint, "settings": self.run_spec.settings()}
-            about["origin"] = origin()
+            about["origin"] = origin(self.run_spec.client)
             write_run(self.run_spec.directory, about)
 
     def _groups(self, tasks: Iterable[Any], samples: int) -> Iterator[list[EpisodeSpec]]:
