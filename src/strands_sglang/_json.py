@@ -124,14 +124,23 @@ def loads(data: bytes, most: int = MOST_VALUES) -> Any:
 
 def check_json(data: bytes, most: int = MOST_VALUES) -> None:
     """Raise ValueError if JSON is nested deeper than `DEEPEST`, or has more than `most` values."""
-    check_values(data, most)
-    if data.count(b"[") + data.count(b"{") > DEEPEST and _shape(data)[1] > DEEPEST:
+    if data.count(b"[") + data.count(b"{") <= DEEPEST:
+        check_values(data, most)
+        return
+    values, depth = _shape(data)
+    _refuse_above(most, values)
+    if depth > DEEPEST:
         raise ValueError(f"JSON is nested deeper than {DEEPEST} levels")
 
 
 def check_values(data: bytes, most: int = MOST_VALUES) -> None:
     """Raise ValueError if JSON has more than `most` values."""
-    if len(data) > most and _marks(data) > most and (values := _shape(data)[0]) > most:
+    if len(data) > most and _marks(data) > most:
+        _refuse_above(most, _shape(data)[0])
+
+
+def _refuse_above(most: int, values: int) -> None:
+    if values > most:
         raise ValueError(f"JSON must have at most {most} values, got {values}")
 
 

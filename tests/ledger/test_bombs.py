@@ -9,13 +9,14 @@ import struct
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import orjson
 import pytest
 
 from strands_sglang.errors import LedgerError
+from strands_sglang.ledger import grouping
 from strands_sglang.ledger import shard as shard_module
 from strands_sglang.ledger.encoding import HashChain, decoded, first_link, link
 from strands_sglang.ledger.event import EventKind
@@ -84,7 +85,8 @@ def test_event_above_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     assert list(reader) == [] and reader.state.verdict is ShardVerdict.DAMAGED
 
 
-def test_events_beyond_the_buffer_are_read_again(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("buffer", [100, 5_000])
+def test_events_beyond_the_buffer_are_read_again(tmp_path: Path, buffer: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """More concurrent episodes than fit in the buffer give the same certificate."""
     several = tmp_path / "several"
     with written_run(several, samples_per_task=7) as writer:
@@ -94,9 +96,18 @@ def test_events_beyond_the_buffer_are_read_again(run: Path, tmp_path: Path, monk
         for recorder in recorders:
             recorder.end()
     before = verify(several)
-    monkeypatch.setattr("strands_sglang.ledger.grouping.LARGEST_EPISODE", 100_000)
+    monkeypatch.setattr("strands_sglang.ledger.grouping.LARGEST_BUFFER", buffer)
     assert before.verdict is Verdict.PROVED
+    passes: list[int] = []
+
+    class Counted(grouping._Buffer[grouping.EventT]):
+        def __init__(self, counts: Mapping[str, int]) -> None:
+            super().__init__(counts)
+            passes.append(len(counts))
+
+    monkeypatch.setattr(grouping, "_Buffer", Counted)
     assert verify(several).to_dict() == before.to_dict()
+    assert passes == ([7, 6, 5, 4, 3, 2, 1] if buffer == 100 else [7, 4, 1])
 
 
 def test_episode_larger_than_the_buffer_is_reported(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,6 +131,18 @@ def values(place: str, item: bytes, count: int) -> bytes:
     return body + link(first_link("t/0"), body)
 
 
+def named(number: int, count: int) -> bytes:
+    """Return the beginning of an episode with an experiment of very many parts."""
+    parts = b",".join(b'"%d":""' % part for part in range(count))
+    head = b'["t/%d",0,0,"begin",{"fingerprint":{%s}},[]]' % (number, parts)
+    body = struct.pack("<II", len(head), 0) + head
+    return body + link(first_link(f"t/{number}"), body)
+
+
+def broken_sections(path: Path) -> None:
+    path.write_bytes(MAGIC + (MARK + b"x" * 13) * 10**5)
+
+
 def sparse_block(path: Path) -> None:
     head = shard_module.BLOCK_HEAD.pack((4 << 30) - 16, 0, BlockKind.CLOSING.value, 0)[:-4]
     path.write_bytes(MAGIC + MARK + head + struct.pack("<I", zlib.crc32(head)))
@@ -138,6 +161,11 @@ BOMBS: dict[str, Callable[[Path], object]] = {
     "stored lists": lambda path: packed(path, [[values("data", b"[],", 3 * 10**6)]], level=0),
     "stored lists in text": lambda path: packed(path, [[values("text", b'{"content":[],"a":{}},', 10**6)]], level=0),
     "lists of an episode": lambda path: packed(path, [[values("data", b"[],", 2 * 10**5)] for _ in range(50)], level=0),
+    "blocks that compress to nothing": lambda path: packed(
+        path, (one_event(1 << 16, n, b"a" * 2**16) for n in range(7000)), 9
+    ),
+    "experiments": lambda path: packed(path, ([named(n, 10**5)] for n in range(20)), 0),
+    "broken sections": broken_sections,
     "a sparse block": sparse_block,
     "a sparse end": sparse_tail,
     "a sparse run.json": lambda path: os.truncate(path.parent.parent / "run.json", 6 << 30),

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import pickle
 import random
+from datetime import datetime
+from typing import Any
 
 import pytest
 
@@ -45,6 +47,18 @@ def test_events_by_kind() -> None:
     (experts,) = [call.arrays["routed_experts"] for call in record.calls if "routed_experts" in call.arrays]
     assert experts.tobytes() == bytes(range(128))
     assert pickle.loads(pickle.dumps(record)) == record
+
+
+@pytest.mark.parametrize(
+    ("recorded", "time"),
+    [("2026-03-01T23:59:58.5", datetime(2026, 3, 1, 23, 59, 58, 500_000)), ("today", None), (5, None), ([[]], None)],
+)
+def test_time_of_the_template(recorded: Any, time: datetime | None) -> None:
+    _, recorder = made_by(plain_episode)
+    record = EpisodeRecord(recorder.id, tuple(recorder.events))
+    assert record.template_time is None
+    record.events[0].data["template_time"] = recorded
+    assert record.template_time == time
 
 
 def test_no_turn_is_rejected_before_the_end() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from strands_sglang import Limits, SGLangModel, Task
+from strands_sglang import Limits, SGLangClient, SGLangModel, Task
 from strands_sglang.cli.main import main
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.ledger.reader import Ledger
@@ -169,6 +169,8 @@ async def test_origin_of_a_run_is_recorded(
         '{"api_key": "s3cret"}',
         "--api-key=s3cret",
         "http://me:s3cret@host/",
+        "engine.auth_token=s3cret",
+        '{"headers": {"Authorization": "s3cret"}}',
     ]
     monkeypatch.setattr("sys.orig_argv", [*words, "--tokenizer", "T"])
     await again()
@@ -178,6 +180,16 @@ async def test_origin_of_a_run_is_recorded(
     assert about["origin"]["command"].startswith("python x.py") and about["origin"]["command"].endswith("--tokenizer T")
     assert "s3cret" not in about["origin"]["command"]
     assert about["origin"]["packages"]["strands-agents"] == "1.62.0"
+
+
+def test_secrets_of_the_client_and_code_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.orig_argv", ["python", "-u", "-c", "train('s3cret')", "a"])
+    monkeypatch.setattr("sys.argv", ["-c", "a"])
+    assert experiment.origin(None)["command"] == "python -u -c '***' a"
+    monkeypatch.setattr("sys.orig_argv", ["python", "x.py", "-c", "config", "sk-s3cret"])
+    monkeypatch.setattr("sys.argv", ["x.py", "-c", "config", "sk-s3cret"])
+    client = SGLangClient(api_key="sk-s3cret")
+    assert experiment.origin(client)["command"] == "python x.py -c config ***"
 
 
 async def test_unknown_part() -> None:

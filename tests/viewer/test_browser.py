@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from strands_sglang.ledger.reader import Ledger
-from strands_sglang.viewer import export_html
+from strands_sglang.viewer import _leading_to, export_html
 from support.viewer.browser import gated_worker, running_chromium, running_viewer, watched_page
 from support.viewer.generated_run import EpisodeGenerator
 from support.viewer.recorded_run import FAMILY, TOKENIZER
@@ -101,6 +101,19 @@ def test_the_token_leaves_the_address(opened: Any) -> None:
     assert page.evaluate("location.search") == "" and page.evaluate("location.hash").startswith("#g=hostile-1")
     page.reload()
     page.wait_for_selector(".group")
+
+
+def test_a_file_leads_to_the_page(recorded_run: Path, browser: Any) -> None:
+    """As the command opens it. The page can be reloaded, although another origin led to it."""
+    with running_viewer(recorded_run) as address, _leading_to(address) as file:
+        page = browser.new_page()
+        page.goto(file)
+        for _ in range(2):
+            page.wait_for_selector(READY)
+            assert page.url.startswith(address.partition("?")[0]) and "token" not in page.url
+            page.reload()
+        page.wait_for_selector(READY)
+        page.close()
 
 
 def test_histogram_and_end_reasons_filter(opened: Any) -> None:

@@ -6,12 +6,15 @@ import asyncio
 import hashlib
 import os
 import random
+import re
+import signal
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import orjson
 import pytest
@@ -116,7 +119,33 @@ async def test_nobody_reads_the_run_without_its_token(recorded_run: Path, path: 
             assert "the whole address that the command printed" in (await refused.json())["error"]
         async with client.get(path, params={"token": viewer.token}) as first, client.get(path) as second:
             assert (first.status, second.status) == (200, 200), "the cookie is enough"
-            assert [first.cookies[cookie][name] for name in ("httponly", "samesite", "path")] == [True, "Strict", "/"]
+            assert [first.cookies[cookie][name] for name in ("httponly", "samesite", "path")] == [True, "Lax", "/"]
+
+
+def test_the_command_line_of_the_browser_has_no_token(
+    recorded_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every user of the machine sees it."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    seen: list[str] = []
+
+    def opened(address: str) -> None:
+        seen.append(address)
+        page = Path(unquote(urlsplit(address).path))
+        assert page.parent.parent == tmp_path and page.parent.stat().st_mode & 0o77 == 0
+        assert re.findall(r"url=(.*)\"", page.read_text()) == addresses
+        raise KeyboardInterrupt
+
+    addresses: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened)
+    view(recorded_run, ready=addresses.append)
+    assert len(seen) == 1 and "token" not in seen[0] and "?token=" in addresses[0]
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setenv("HOME", str(tmp_path / "none"))
+    stop = threading.Timer(0.5, signal.raise_signal, [signal.SIGINT])
+    stop.start()
+    view(recorded_run, ready=addresses.append)
+    assert len(addresses) == 2 and len(seen) == 1
 
 
 def test_tokens_are_random_and_long(recorded_run: Path) -> None:

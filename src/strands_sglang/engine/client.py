@@ -33,6 +33,7 @@ from strands_sglang.engine.protocol import (
     PromptImage,
     TokenIds,
 )
+from strands_sglang.engine.redaction import Redactor
 from strands_sglang.engine.request import KNOWN, GenerateRequest, check_sampling_names, request_fields
 from strands_sglang.engine.retry import MAX_RETRIES, PATIENCE, Backoff, RetryPolicy, server_history
 from strands_sglang.engine.streaming import StreamingCall
@@ -139,6 +140,10 @@ class SGLangClient:
         headers = self._hosts.headers_for(URL(base_url))
         own = {**self._settings, "headers": headers, "api_key": None, "base_url": base_url}
         return type(self)(**{**own, **settings})
+
+    def redacted(self, text: str) -> str:
+        """Return a text with `***` in place of the API key and the values of other headers."""
+        return Redactor(self._headers).text(text)
 
     @property
     def base_url(self) -> str:

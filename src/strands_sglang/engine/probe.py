@@ -373,6 +373,10 @@ class ServerEngine(ScoringEngine, Protocol):
         """Return a `Probe` of the server that takes at most `seconds` in total."""
         ...
 
+    def redacted(self, text: str) -> str:
+        """Return a text with `***` in place of the API key and the values of other headers."""
+        ...
+
     def check_sampling(self, sampling_params: Mapping[str, Any] | None) -> None:
         """Raise ConfigurationError for a sampling parameter that the server does not support."""
         ...

@@ -278,8 +278,8 @@ pause_requested: ContextVar[Callable[[], bool] | None] = ContextVar("strands_sgl
 None: there is no such condition. A client checks it before every attempt."""
 
 in_run: ContextVar[bool] = ContextVar("strands_sglang_in_run", default=False)
-"""Whether the calls of this context belong to an episode of a run, which waits for a server that is down. A person does
-not: see `SGLangClient(max_retries=...)`."""
+"""Whether the calls of this context belong to a run, or to a batch, which waits for a server that is down. A person
+does not: see `SGLangClient(max_retries=...)`."""
 
 
 class OutageWatch(Protocol):

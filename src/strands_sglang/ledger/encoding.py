@@ -160,10 +160,11 @@ LARGEST_HEAD = 1 << 26
 MOST_EVENT_VALUES = 1 << 19
 """Maximum number of values in the JSON of an event; keys and containers count too, text in strings does not."""
 LARGEST_EPISODE = 1 << 29
-"""Maximum size of the decoded events of an episode in bytes, as `decoded_size` estimates it."""
+"""Maximum size of the events of an episode in bytes, encoded, and decoded as `decoded_size` estimates it."""
+EVENT_OVERHEAD = 150
+"""Bytes of memory that an event takes in addition to its encoded size."""
 
 _SIZES = struct.Struct("<II")
-_EVENT_OVERHEAD = 150  # bytes of memory per event in addition to its encoded size
 _EPISODE = re.compile(rb'\[("[^"\\]*(?:\\.[^"\\]*)*"),')
 
 
@@ -327,7 +328,7 @@ def decoded_size(event: bytes) -> int:
     """Return about how many bytes of memory an encoded event takes once it is decoded, at least its own size."""
     head_size = _SIZES.unpack_from(event)[0] if len(event) >= _SIZES.size else 0
     values = count_values(event[_SIZES.size : _SIZES.size + min(head_size, LARGEST_HEAD)])
-    return len(event) + _EVENT_OVERHEAD + values * (LARGEST_EPISODE // MOST_VALUES)
+    return len(event) + EVENT_OVERHEAD + values * (LARGEST_EPISODE // MOST_VALUES)
 
 
 def _check_size(head_size: int) -> None:

@@ -1,6 +1,7 @@
 """Reads from events which experiment an episode was run as: its fingerprint, one text for each part.
 
 Invariant: the fingerprint is that of the call that ran the episode last, with the reward function of its newest score.
+It has no other parts than `PARTS`, whatever an event states.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from typing import Any, Protocol
 from strands_sglang._json import as_dict
 from strands_sglang.ledger.event import EventKind
 
+PARTS = ("template", "parser", "agent", "reward", "settings", "model", "packages")
+"""The parts of a fingerprint."""
+
 
 class _Event(Protocol):
     @property
@@ -23,13 +27,19 @@ class _Event(Protocol):
 
 def fingerprint_in(events: Iterable[_Event]) -> dict[str, str]:
     """Return the fingerprint of an episode from its events, in order."""
-    found: dict[str, Any] = {}
+    found: dict[str, str] = {}
     for event in events:
         if event.kind in (EventKind.BEGIN, EventKind.RESUME):
-            found |= as_dict(event.data.get("fingerprint"))
-        elif event.kind is EventKind.REWARD and (by := event.data.get("by")) is not None:
+            found |= stated_in(event.data)
+        elif event.kind is EventKind.REWARD and isinstance(by := event.data.get("by"), str):
             found["reward"] = by
-    return {name: value for name, value in found.items() if isinstance(value, str)}
+    return found
+
+
+def stated_in(data: Mapping[str, Any]) -> dict[str, str]:
+    """Return the fingerprint that the data of a `BEGIN` or `RESUME` event states."""
+    stated = as_dict(data.get("fingerprint"))
+    return {name: value for name in PARTS if isinstance(value := stated.get(name), str)}
 
 
 def experiment_id(fingerprint: Mapping[str, str]) -> str:

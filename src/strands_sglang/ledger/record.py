@@ -101,9 +101,12 @@ class EpisodeRecord:
 
     @property
     def template_time(self) -> datetime | None:
-        """The local time that its chat template writes; None: unknown."""
+        """The local time that its chat template writes; None: unknown, or not a time."""
         recorded = None if self.begin is None else data_of(self.begin, BeginData).get("template_time")
-        return None if recorded is None else datetime.fromisoformat(recorded)
+        try:
+            return None if recorded is None else datetime.fromisoformat(recorded)
+        except (TypeError, ValueError):
+            return None
 
     @property
     def end(self) -> Event | None:

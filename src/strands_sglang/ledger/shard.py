@@ -11,7 +11,7 @@ A block is its size, the CRC-32 of its content, its kind, the CRC-32 of these th
 Invariants: a block holds whole events, and can be read once everything up to its end is written. A section can be read
 without the sections before it. A block that fails its checks is never decoded, nor is the rest of its section; reading
 continues at the next section, and `ShardState` reports what was lost. What a shard takes in memory is bounded by what
-it takes on disk: a block has at most `LARGEST_RATIO` times its compressed size, and holes in a file are not read.
+it takes on disk: the events of a section have at most `LARGEST_RATIO` times its size, and holes in a file are not read.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ SEVERAL_EVENTS = 1 << 24
 LARGEST_SHARD = 3 * LARGEST_BLOCK
 """Maximum size of a shard on disk in bytes. Writers start the next shard before."""
 LARGEST_RATIO = 64
-"""Maximum size of a block before compression, as a multiple of its compressed size. What compresses better is stored
-uncompressed."""
+"""Maximum size of a section's events before compression, as a multiple of the section's size in the file. What
+compresses better is stored uncompressed."""
 
 BLOCK_HEAD = struct.Struct("<IIBI")
 """Head of a block: size, CRC-32 of the content, kind, CRC-32 of these three fields."""
 _LEVEL = 1  # level 6 takes 40 % more CPU time and saves 4 % of the bytes
-_CHUNK = 1 << 20  # bytes read at a time
-_SMALL = 1 << 16  # size in bytes up to which the ratio of a block does not matter
+_FIRST_CHUNK, _CHUNK = 1 << 12, 1 << 20  # bytes read at a time, in a search that mostly ends soon
 _LARGEST_ABOUT = 1 << 20  # bytes of a block that is not of events
+_MOST_LOST = 1000  # ranges that cannot be read, after which the rest of the file is not read either
 
 
 class BlockKind(int, Enum):
@@ -88,6 +88,7 @@ class OpenShard:
         self._opening = MAGIC + _block(BlockKind.HEADER, orjson.dumps(header))
         self._stream: Any = None  # deflate stream of the section
         self._left = 0  # bytes until the next section
+        self._room = 0  # bytes of events that the section may still have for its size in the file
         self._events = 0
         self.size = 0
         """Bytes written so far."""
@@ -100,15 +101,21 @@ class OpenShard:
         """
         mark = b""
         if self._left <= 0:
-            self._stream, self._left, mark = zlib.compressobj(_LEVEL, zlib.DEFLATED, -15), SECTION_BYTES, MARK
-        content = self._stream.compress(data) + self._stream.flush(zlib.Z_SYNC_FLUSH)
-        if len(data) > _SMALL + LARGEST_RATIO * len(content):  # as a section of its own, which does not compress
-            self._stream, self._left, mark = zlib.compressobj(0, zlib.DEFLATED, -15), 0, MARK
-            content = self._stream.compress(data) + self._stream.flush(zlib.Z_SYNC_FLUSH)
-        block = _block(BlockKind.EVENTS, content)
+            mark, self._left, self._room = MARK, SECTION_BYTES, 0
+            self._stream = zlib.compressobj(_LEVEL, zlib.DEFLATED, -15)
+        block = self._compressed(data)
+        if len(data) > self._room + LARGEST_RATIO * len(mark + block):  # as a section of its own, not compressed
+            mark, self._left, self._room = MARK, 0, 0
+            self._stream = zlib.compressobj(0, zlib.DEFLATED, -15)
+            block = self._compressed(data)
         self._left -= len(block)
+        self._room += LARGEST_RATIO * len(mark + block) - len(data)
         self._events += count
         self._write(mark + block)
+
+    def _compressed(self, data: bytes) -> bytes:
+        content = self._stream.compress(data) + self._stream.flush(zlib.Z_SYNC_FLUSH)
+        return _block(BlockKind.EVENTS, content)
 
     def sync(self) -> None:
         """Sync everything written so far to disk."""
@@ -204,6 +211,7 @@ class ShardReader:
         self._size = self._events = 0
         self._stream: Any = None  # deflate stream of the section
         self._section = start
+        self._room = 0  # bytes of events that the section may still have for its size in the file
         self._header: dict[str, Any] = {}
         self._closed = False
         self._verdict = ShardVerdict.WHOLE
@@ -263,7 +271,7 @@ class ShardReader:
         if self._closed:
             raise _BrokenError(ShardVerdict.DAMAGED, "there is data after the closing block")
         if first.startswith(MARK):
-            self._section, self._stream = at, zlib.decompressobj(-15)
+            self._section, self._stream, self._room = at, zlib.decompressobj(-15), LARGEST_RATIO * len(MARK)
             return at + len(MARK), None
         if len(first) < BLOCK_HEAD.size or MARK.startswith(first):
             raise _BrokenError(ShardVerdict.TORN, "the file ends inside the head of a block")
@@ -302,12 +310,14 @@ class ShardReader:
             return None
         if self._stream is None:
             raise LedgerError("events before the first section")
-        most = _SMALL + LARGEST_RATIO * len(content) + 1
+        self._room += LARGEST_RATIO * (BLOCK_HEAD.size + len(content))
+        most = self._room + 1
         data = self._stream.decompress(content, min(SEVERAL_EVENTS, most))
         if self._stream.unconsumed_tail:
             left = min(first_size(data), LARGEST_BLOCK, most) - len(data)  # a larger block must be a single event
             data += self._stream.decompress(self._stream.unconsumed_tail, max(left, 0) + 1)
-        if self._stream.unconsumed_tail or self._stream.eof:
+        self._room -= len(data)
+        if self._stream.unconsumed_tail or self._stream.eof or self._room < 0:
             raise LedgerError("the compressed stream does not end with its block, or its data is too large")
         events = frames(data)
         self._events += len(events)
@@ -316,7 +326,7 @@ class ShardReader:
     def _passed_over(self, file: BinaryIO, at: int, error: _BrokenError) -> int:
         """Record what is lost and return the offset where reading continues: the next mark, or the end of the file."""
         end, self._stream = self._size, None
-        if error.verdict is ShardVerdict.DAMAGED:
+        if error.verdict is ShardVerdict.DAMAGED and len(self._lost) < _MOST_LOST:
             end = self._next_mark(file, at + 1)
         self._note(error.verdict, at, end, str(error))
         return end
@@ -328,26 +338,27 @@ class ShardReader:
         self._messages.append(f"byte {at}: {message}, {end - at} bytes are lost")
 
     def _next_mark(self, file: BinaryIO, at: int) -> int:
-        at = _data_from(file, at)
         tail = b""
-        while chunk := file.read(max(0, min(_CHUNK, self._size - at))):
+        for start, chunk in self._chunks(file, at):
+            if start != at:
+                tail = b""  # a hole was skipped
             found = (tail + chunk).find(MARK)
             if found >= 0:
-                return at - len(tail) + found
-            at += len(chunk)
+                return start - len(tail) + found
+            at = start + len(chunk)
             tail = (tail + chunk)[1 - len(MARK) :]
-            if not any(tail):
-                at, tail = _data_from(file, at), b""
         return self._size
 
     def _zeros(self, file: BinaryIO, at: int) -> bool:
         """Return whether only zeros, or nothing, follow: what a file may end with after a power failure."""
-        at = _data_from(file, at)
-        while chunk := file.read(max(0, min(_CHUNK, self._size - at))):
-            if chunk.count(0) != len(chunk):
-                return False
-            at = _data_from(file, at + len(chunk))
-        return True
+        return all(chunk.count(0) == len(chunk) for _, chunk in self._chunks(file, at))
+
+    def _chunks(self, file: BinaryIO, at: int) -> Iterator[tuple[int, bytes]]:
+        """Yield what follows in a file without its holes, first a little: offset and bytes."""
+        size, at = _FIRST_CHUNK, _data_from(file, at)
+        while chunk := file.read(max(0, min(size, self._size - at))):
+            yield at, chunk
+            size, at = min(2 * size, _CHUNK), _data_from(file, at + len(chunk))
 
 
 def _data_from(file: BinaryIO, at: int) -> int:

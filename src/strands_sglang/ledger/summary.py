@@ -17,7 +17,7 @@ from strands_sglang._json import as_dict, as_list, jsonable
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.encoding import EventHead, decoded_head
 from strands_sglang.ledger.event import AFTER_END, EventKind
-from strands_sglang.ledger.fingerprint import experiment_id, fingerprint_in
+from strands_sglang.ledger.fingerprint import experiment_id, fingerprint_in, stated_in
 from strands_sglang.ledger.reader import Ledger
 
 TEXT_CHARACTERS = 200
@@ -226,10 +226,10 @@ def _light(head: EventHead) -> dict[str, Any]:
         return {
             "task": {"id": _scalar(as_dict(data.get("task")).get("id")), "prompt": _prompt(data)},
             "sample": _scalar(data.get("sample")),
-            "fingerprint": as_dict(data.get("fingerprint")),
+            "fingerprint": stated_in(data),
         }
     if head.kind is EventKind.RESUME:
-        return {"fingerprint": as_dict(data.get("fingerprint"))}
+        return {"fingerprint": stated_in(data)}
     if head.kind is EventKind.TOOL:
         result = data.get("result")
         failed = isinstance(result, dict) and result.get("status") == "error"

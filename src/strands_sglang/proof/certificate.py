@@ -217,7 +217,7 @@ class Certificate:
         return "\n".join(map(escape_for_terminal, lines))
 
 
-_MAX_VALUES = 8
+_MAX_VALUES, _MAX_TEXT = 8, 400  # values of a part of the experiment that are shown, and characters of each
 _NOT_COVERED = "that tool results are real, and that these agents made no model calls elsewhere"
 _NOT_TRAINED = ("rejected", "side", "constrained", "rolled_back", "unfinished")
 _MEANING = {
@@ -253,7 +253,8 @@ def _counts(counts: Counter[str]) -> str:
 
 def _values(counts: Mapping[str, int]) -> str:
     """Return the values of a part of the experiment, each with its number of episodes."""
-    shown = [f"{value} ({counted(count, 'episode')})" for value, count in list(counts.items())[:_MAX_VALUES]]
+    first = list(counts.items())[:_MAX_VALUES]
+    shown = [f"{value:.{_MAX_TEXT}} ({counted(count, 'episode')})" for value, count in first]
     return "; ".join([*shown, *(["..."] if len(counts) > _MAX_VALUES else [])])
 
 

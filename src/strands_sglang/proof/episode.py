@@ -367,11 +367,12 @@ def _fingerprint_of(event: Event) -> dict[str, str]:
     stated = {"reward": event.data.get("by")} if event.kind is EventKind.REWARD else event.data.get("fingerprint")
     if event.kind not in (EventKind.BEGIN, EventKind.RESUME, EventKind.REWARD) or not isinstance(stated, dict):
         return {}
-    return {name: value for name, value in stated.items() if isinstance(value, str)}
+    return {name: value for name in _PARTS if isinstance(value := stated.get(name), str)}
 
 
 _MAY_DIFFER = ("agent", "reward", "settings", "model", "packages")
 """Parts of the experiment that a later call may change if that is allowed; the certificate states the values."""
+_PARTS = ("template", "parser", *_MAY_DIFFER)
 
 _FIELDS: dict[EventKind, dict[str, tuple[type, ...]]] = {
     EventKind.CALL_ERROR: {"error": (str,), "message": (str,), "prompt_digest": (str,), "prompt_tokens": (int,)},

@@ -4,8 +4,8 @@ The ledger is read twice: once to count the events of each episode, and again to
 events were read.
 
 Invariants: nothing here imports the code that samples, records or flattens; every result follows from the bytes.
-Memory is bounded by `LARGEST_EPISODE` for the events of incomplete episodes (`ledger/grouping.py`), plus one digest per
-episode and one request id per turn.
+Memory is bounded for the events of incomplete episodes (`ledger/grouping.py`) and of the one that is decoded, plus one
+digest per episode and one request id per turn.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def open_run(
             about["tokenizer"] = name
         if samples is not None:
             about["samples_per_task"] = samples
-        about |= {"fingerprint": fingerprint, "settings": run_spec.settings(), "origin": origin()}
+        about |= {"fingerprint": fingerprint, "settings": run_spec.settings(), "origin": origin(run_spec.client)}
         write_run(run_spec.directory, about)
 
 

@@ -33,7 +33,7 @@ _SECONDS = 5.0  # to ask the server for its model
 _PACKAGES = ("strands-agents", "transformers")
 _OPERATIONAL = ("audit_share", "alarm_after", "deadline", "model_id", "streaming")
 _MAX_TEXT = 200  # characters of a setting that is recorded whole with every episode
-_SECRET = re.compile(r"api.?key|auth|secret|password|[-_]token$|client-options", re.IGNORECASE)
+_SECRET = re.compile(r"api.?key|auth|secret|password|[-_.]token$|client[-_]options", re.IGNORECASE)
 _LOGIN = re.compile(r"(?<=://)[^/\s@]+@")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in the `repr` of an object: differs in every process
 
@@ -63,9 +63,10 @@ def experiment_of(run_spec: RunSpec, model: str | None = None) -> dict[str, str]
     return {part.value: text for part, text in parts.items() if text}
 
 
-def origin() -> dict[str, Any]:
+def origin(client: Any) -> dict[str, Any]:
     """Return where a run comes from: command, commit and versions. It is recorded once and never compared."""
-    return {"command": _command(), "python": sys.version.split()[0], "packages": _packages(), "commit": _commit()}
+    command = client.redacted(_command()) if is_server(client) else _command()
+    return {"command": command, "python": sys.version.split()[0], "packages": _packages(), "commit": _commit()}
 
 
 def difference(recorded: str, now: str) -> str:
@@ -121,12 +122,19 @@ async def served_model(client: Any) -> str | None:
 
 
 def _command() -> str:
-    """Return the command line of this process without values of options that hold secrets, and without passwords."""
+    """Return the command line of this process without what may hold secrets.
+
+    That is passwords in addresses, values of options and of `name=value` that are called so, JSON, and `python -c`.
+    """
     words = list(sys.orig_argv)
+    if sys.argv[:1] == ["-c"]:
+        words[words.index("-c") + 1] = "***"
     for number, word in enumerate(words):
         name, given, _ = word.partition("=")
-        if word.startswith("-") and _SECRET.search(name):
+        if (given or word.startswith("-")) and _SECRET.search(name):
             words[number : number + (1 if given else 2)] = [f"{name}=***"] if given else [name, "***"]
+        elif word.startswith(("{", "[")) and _SECRET.search(word):
+            words[number] = "***"
     return _LOGIN.sub("***@", shlex.join(words))
 
 

@@ -7,7 +7,9 @@ never changed.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,19 +55,32 @@ def view(
         raise ConfigurationError(f"port must be an int from 0 to 65535 (0: any free port), got {port!r}")
     viewer = RunViewer(directory, tokenizer, token=token)
 
-    def announce(address: str) -> None:
-        if ready is not None:
-            ready(address)
-        else:
-            shown = escape_for_terminal(str(directory))
-            print(f"{shown} is shown at {address} (Ctrl-C ends the viewer)", file=sys.stderr, flush=True)
-        if browser:
-            webbrowser.open(address)
+    with ExitStack() as files, suppress(KeyboardInterrupt):
 
-    try:
+        def announce(address: str) -> None:
+            if ready is not None:
+                ready(address)
+            else:
+                shown = escape_for_terminal(str(directory))
+                print(f"{shown} is shown at {address} (Ctrl-C ends the viewer)", file=sys.stderr, flush=True)
+            if browser:
+                with suppress(OSError):  # the file cannot be written: the address can still be opened
+                    webbrowser.open(files.enter_context(_leading_to(address)))
+
         run_async(serve(viewer, port=port, ready=announce))
-    except KeyboardInterrupt:
-        pass
+
+
+@contextmanager
+def _leading_to(address: str) -> Iterator[str]:
+    """Yield the address of a file that leads to another address, and that only this user can read.
+
+    Every user of the machine sees the command line of a browser, which therefore must not contain the token. The file
+    is in the home directory because browsers that are confined (snap, flatpak) cannot read the temporary one.
+    """
+    with tempfile.TemporaryDirectory(prefix="strands-sglang-viewer-", dir=Path.home()) as folder:
+        page = Path(folder) / "viewer.html"
+        page.write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">')
+        yield page.as_uri()
 
 
 def __getattr__(name: str) -> Any:

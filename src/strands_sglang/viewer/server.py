@@ -366,7 +366,8 @@ async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     if not response.prepared:
         for name, value in HEADERS.items():
             response.headers.setdefault(name, value)
-        response.set_cookie(cookie, token, max_age=_COOKIE_SECONDS, httponly=True, samesite="Strict")
+        # Not "Strict", with which a browser may leave it out when a page is reloaded that a file led to.
+        response.set_cookie(cookie, token, max_age=_COOKIE_SECONDS, httponly=True, samesite="Lax")
     return response
 
 

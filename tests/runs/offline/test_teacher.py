@@ -14,6 +14,7 @@ import pytest
 
 from strands_sglang import SGLangClient
 from strands_sglang.cli.main import main
+from strands_sglang.engine.protocol import in_run
 from strands_sglang.errors import ConfigurationError, EngineError, LedgerError
 from strands_sglang.ledger.event import EventKind, TeacherData, data_of
 from strands_sglang.ledger.reader import Ledger
@@ -157,6 +158,20 @@ async def test_episodes_in_memory(folder: Path) -> None:
         row = rows(episode, Branches.ALL)[0]  # no branch is certain to be the main one
         assert row.teacher is not None and len(row.teacher) == len(row.response_ids) and row.teacher.top == 2
     assert all(record.teacher is None for record in Ledger(folder).episodes())  # nothing is written
+
+
+async def test_a_teacher_is_waited_for_like_the_engine_of_a_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A person's call gives up within a minute, a batch does not."""
+    seen, score = set[bool](), SGLangClient.score
+
+    async def noted(self: SGLangClient, *args: Any, **options: Any) -> Any:
+        seen.add(in_run.get())
+        return await score(self, *args, **options)
+
+    monkeypatch.setattr(SGLangClient, "score", noted)
+    with toy_engine("big", "7") as server:
+        await teacher_logprobs(folder, server.url)
+    assert seen == {True} and not in_run.get()
 
 
 async def test_exports_have_the_scores(folder: Path, tmp_path: Path) -> None:

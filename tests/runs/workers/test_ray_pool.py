@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -193,7 +194,7 @@ async def test_a_cancelled_run_does_not_wait_for_a_stopped_worker(
     while not notes.exists() or not (lines := notes.read_text().splitlines()):
         await asyncio.sleep(0.01)
     os.kill(int(lines[0].split()[0]), signal.SIGSTOP)
-    while not any((actor.silent or 0.0) >= 1.0 for actor in pools[0]._actors):
+    while not any(actor.has_started and actor.silent >= 1.0 for actor in pools[0]._actors):
         await asyncio.sleep(0.01)
     work.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -381,3 +382,31 @@ async def test_many_workers_are_polled_in_turn_and_a_silent_one_delays_none(monk
     assert polled[2] == 1 and max(polled) <= min(polled[:2] + polled[3:]) + 1
     assert pool.unreachable_seconds() == 6.0
     silent.set()
+
+
+async def test_a_worker_that_never_starts_is_killed_once_another_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_pool, "_POLL_INTERVAL", 0.01)
+    monkeypatch.setattr(ray_pool, "_START_SILENCE", 0.1)
+    killed, answers = list[Any](), asyncio.Event()
+
+    class Handle:
+        def __init__(self, waits: bool) -> None:
+            self.poll, self.waits = self, waits
+
+        async def remote(self) -> tuple[dict[str, Any], float]:
+            await (asyncio.Event() if self.waits else answers).wait()
+            return {}, 0.0
+
+    pool = object.__new__(ray_pool.RayPool)
+    pool._ray, pool._on_turn, pool._solo_busy = SimpleNamespace(kill=killed.append), {}, set()
+    pool._actors = [ray_pool._Actor(Handle(number > 0), f"ray{number}") for number in range(3)]
+    stuck, idle = pool._actors[1:]
+    stuck.specs["t/0"] = EpisodeSpec(Task("t"), 0)
+    polling = asyncio.ensure_future(pool._poll_workers())
+    await asyncio.sleep(0.3)  # starting may take what the cluster needs
+    assert stuck.silent > 0.1 and not killed
+    answers.set()
+    while not killed:
+        await asyncio.sleep(0.01)
+    polling.cancel()
+    assert killed == [stuck.handle] and not idle.has_started and pool._actors[0].has_started

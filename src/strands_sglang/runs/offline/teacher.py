@@ -25,7 +25,7 @@ from strands_sglang._async import run_bounded
 from strands_sglang._terminal import counted, escape_for_terminal
 from strands_sglang.engine import ScoringEngine, ServerEngine, SGLangClient, is_server, scores
 from strands_sglang.engine.prefill import vocabulary_size
-from strands_sglang.engine.protocol import prompt_images
+from strands_sglang.engine.protocol import in_run, prompt_images
 from strands_sglang.errors import ConfigurationError, EngineError, LedgerError
 from strands_sglang.ledger.encoding import ids_digest
 from strands_sglang.ledger.event import EventKind, TeacherArrays, TeacherData, data_of
@@ -229,6 +229,7 @@ class TeacherScorer:
         """Return the scores of an episode; None if there is nothing to score, or it failed."""
         scores, report = _Scores(), self.report
         sent, logprobs, difference = 0, 0.0, 0.0
+        token = in_run.set(True)  # a teacher that is restarted is waited for, as the engine of a run
         try:
             for flat in trajectories:
                 new = self._new_positions(flat, scores)
@@ -253,6 +254,8 @@ class TeacherScorer:
             report.failures[id] = f"{error!r:.300}"
             self._tell()
             return None
+        finally:
+            in_run.reset(token)
         if not scores.by_turn:
             report.empty += 1
             return None

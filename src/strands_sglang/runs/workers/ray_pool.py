@@ -7,7 +7,7 @@ read.
 Invariant: an episode is the same as with a `LocalWorker`. An episode whose worker died continues on another worker from
 its last recorded event, and is reported once. If three workers die while they run it, and the third one runs nothing
 else, it fails: it is returned with the end reason `AGENT_ERROR`. A worker that answers nothing for longer than its
-episodes may take is killed: a process that is stopped or blocked cannot enforce its limits.
+episodes may take, or than a start may take, is killed: a process that is stopped or blocked cannot enforce its limits.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import asyncio
 import importlib
 import itertools
 import logging
+import math
 import os
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
@@ -47,6 +48,9 @@ _CLOSE_TIMEOUT = 60.0  # seconds that a worker has to write its remaining events
 _POLL_INTERVAL = 0.5  # seconds between two calls of `RayWorker.poll`; longer if there are many workers
 _MAX_SILENCE = 60.0  # seconds that a worker may answer nothing, beyond the time limit of its episodes
 _UNLIMITED = 600.0  # seconds that are taken as the time limit of episodes that have none, in this respect
+_START_SILENCE = (
+    600.0  # seconds that a worker may take to start once another one has: a cluster may add a machine for it
+)
 _CLOSE_SILENCE = 10.0  # a worker that has answered nothing for these seconds is not waited for at the end
 _MAX_POLLS = 100  # workers that are polled at a time: polling takes a few percent of a core, however many there are
 
@@ -143,9 +147,8 @@ class _Actor:
     recovery: asyncio.Future[dict[str, EpisodeRecord]] | None = None  # set once it died: its episodes' records, by id
     unreachable: float = 0.0  # seconds for which its engine has been unreachable; 0.0: it is reachable
     polling: asyncio.Future[None] | None = None  # the last call of `poll`
-    silent: float | None = (
-        None  # seconds since it answered `poll`; None: never, starting may take what the cluster needs
-    )
+    has_started: bool = False  # whether it ever answered `poll`
+    silent: float = 0.0  # seconds since it answered `poll`, or since it was asked first
 
 
 class RayPool:
@@ -209,7 +212,8 @@ class RayPool:
             self._polling = asyncio.ensure_future(self._poll_workers())
         try:
             for _ in range(_MAX_WORKER_DEATHS - 1):
-                actor = min(self._actors, key=lambda one: len(one.specs))
+                running = [one for one in self._actors if one.has_started] or self._actors
+                actor = min(running, key=lambda one: len(one.specs))
                 if (episode := await self._attempt(actor, spec, stop)) is not None:
                     return episode
             # The last attempt runs on a worker of its own: if that dies too, this episode is the cause.
@@ -251,9 +255,7 @@ class RayPool:
             if actor.polling is not None:
                 actor.polling.cancel()
         closing = [asyncio.ensure_future(_awaited(actor.handle.close.remote())) for actor in actors]
-        answering = [
-            closed for actor, closed in zip(actors, closing, strict=True) if (actor.silent or 0.0) < _CLOSE_SILENCE
-        ]
+        answering = [closed for actor, closed in zip(actors, closing, strict=True) if actor.silent < _CLOSE_SILENCE]
         if answering:
             await asyncio.wait(answering, timeout=_CLOSE_TIMEOUT)
         for actor, closed in zip(actors, closing, strict=True):
@@ -378,14 +380,14 @@ class RayPool:
                 actor = actors[number % count]
                 if actor.polling is None or actor.polling.done():  # a slow worker does not delay the others
                     actor.polling = asyncio.ensure_future(self._poll(actor))
-                elif actor.silent is not None:
+                else:
                     # Counted in polls and not by a clock: this process may have been suspended itself.
                     actor.silent += _POLL_INTERVAL * max(1.0, count / _MAX_POLLS)
-                    if actor.specs and actor.silent > self._max_silence(actor):
+                    if actor.specs and actor.silent > self._max_silence(actor, actors):
                         logger.warning(
                             "worker=<%s>, seconds=<%.0f> | worker is unresponsive, killing it", actor.name, actor.silent
                         )
-                        actor.silent = None
+                        actor.silent = 0.0
                         self._ray.kill(actor.handle)  # its calls then fail as those of a worker that died
 
     async def _poll(self, actor: _Actor) -> None:
@@ -393,12 +395,14 @@ class RayPool:
             turns, actor.unreachable = await actor.handle.poll.remote()
         except self._ray.exceptions.RayError:
             return
-        actor.silent = 0.0
+        actor.has_started, actor.silent = True, 0.0
         for id, counts in turns.items():
             self._report_turns(id, counts)
 
-    def _max_silence(self, actor: _Actor) -> float:
-        """Return the seconds after which nothing that a silent worker runs can still end within its limits."""
+    def _max_silence(self, actor: _Actor, actors: Collection[_Actor]) -> float:
+        """Return the seconds after which a silent worker will not start, or end its episodes within their limits."""
+        if not actor.has_started:
+            return _START_SILENCE if any(one.has_started for one in actors) else math.inf
         limits = [spec.limits or self._run_spec.limits for spec in actor.specs.values()]
         return _MAX_SILENCE + max(_UNLIMITED if one.episode_timeout is None else one.episode_timeout for one in limits)
 

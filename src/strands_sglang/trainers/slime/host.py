@@ -218,7 +218,7 @@ class SlimeHost:
         )
         if directory is not None:
             self._run_spec = run_spec = replace(run_spec, experiment=experiment_of(run_spec))
-            about = {"run": run, "created": time.time(), "package": __version__, "origin": origin()}
+            about = {"run": run, "created": time.time(), "package": __version__, "origin": origin(run_spec.client)}
             about |= {"fingerprint": fingerprint(run_spec.model(), run_spec), "settings": run_spec.settings()}
             write_run(directory, about)
         return run_spec
