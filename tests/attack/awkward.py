@@ -234,6 +234,12 @@ AWKWARD: dict[str, str] = {
     "results are marked by the name of an argument": chatml(
         result=_LAST_CALLS + _REPEATED.replace("READ", "{% for k in a if k == 'options' %}!{% endfor %}")
     ),
+    "results are marked by the number of arguments": chatml(
+        result=_LAST_CALLS + _REPEATED.replace("READ", "{% if a | length > 1 %}!{% endif %}")
+    ),
+    "results are marked by the value of an argument": chatml(
+        result=_LAST_CALLS + _REPEATED.replace("READ", "{% for v in a.values() if 'Fin2' in v %}!{% endfor %}")
+    ),
     "all arguments are repeated": chatml(result=_LAST_CALLS + _REPEATED.replace("READ", "{{ a | tojson }} ")),
     "the messages so far are counted": chatml(
         before_prompt="{{ '<|im_start|>system\\n' ~ (messages | length) ~ '<|im_end|>\\n' }}"

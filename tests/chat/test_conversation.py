@@ -57,7 +57,7 @@ def test_new_messages_are_rendered_as_in_the_whole_conversation() -> None:
     assert whole[0] == {"role": "system", "content": "S"}
     assert whole[3] == {"role": "tool", "tool_call_id": "own", "content": "1", "name": "t"}
     assert made.rendered({"x": "own"}, 2) == whole[:3]
-    assert made.rendered_after(2, {"x": "own"}) == whole[3:]
+    assert made.rendered_from(1, {"x": "own"}) == whole[2:]
 
 
 def test_preambles_differ_by_all_their_content() -> None:

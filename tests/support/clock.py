@@ -18,9 +18,9 @@ class Clock(datetime):
         return cls.current
 
 
-def set_clock(monkeypatch: pytest.MonkeyPatch, *, day: int = 17) -> None:
-    """Set the clock to a day of November, some seconds before midnight."""
-    monkeypatch.setattr(Clock, "current", Clock.current.replace(day=day))
+def set_clock(monkeypatch: pytest.MonkeyPatch, time: datetime | None = None, *, day: int = 17) -> None:
+    """Set the clock; None: to a day of November, some seconds before midnight."""
+    monkeypatch.setattr(Clock, "current", time or Clock.current.replace(day=day))
     for module in ("transformers.utils.chat_template_utils", "strands_sglang.provider.episode"):
         monkeypatch.setattr(f"{module}.datetime", Clock)
     monkeypatch.setattr("strands_sglang.runs.workers.local.datetime", Clock)

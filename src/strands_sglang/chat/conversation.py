@@ -124,10 +124,9 @@ class Conversation:
         made = template_messages(self.sent[:count], call_ids=call_ids)
         return made if self.preamble.system is None else [{"role": "system", "content": self.preamble.system}, *made]
 
-    def rendered_after(self, count: int, call_ids: Mapping[str, str]) -> list[TemplateMessage]:
-        """Return the messages after the first `count` in the template's form. The last of these is a reply."""
-        # The reply is converted with them, since results are in the order of its calls.
-        return template_messages(self.sent[count - 1 :], call_ids=call_ids, first=count - 1)[1:]
+    def rendered_from(self, at: int, call_ids: Mapping[str, str]) -> list[TemplateMessage]:
+        """Return the messages from an index on in the template's form. The first of them is a reply."""
+        return template_messages(self.sent[at:], call_ids=call_ids, first=at)
 
 
 _preambles: dict[str, Preamble] = {}

@@ -20,6 +20,8 @@ PROBE_WORD = "xQz"
 ANCHOR = f"{PROBE_WORD}AnchorqZx"
 """The text after this last word of the stand-in is what the template writes after a turn."""
 REASONING = f"{PROBE_WORD}ThoughtqZx"
+_EARLIER = f"{PROBE_WORD}BeforeqZx"
+"""The argument of earlier calls. As long as `ANCHOR`: a template may ask for its length."""
 
 
 class Step(str, Enum):
@@ -108,7 +110,7 @@ class ConversationShape:
 
 def _round(call_id: str, reasoning: bool) -> list[TemplateMessage]:
     result = {"role": "tool", "tool_call_id": call_id, "name": "x", "content": "x"}
-    return [_assistant("", reasoning, stand_in_calls((("x", call_id),), "x")), result]
+    return [_assistant("", reasoning, stand_in_calls((("x", call_id),), _EARLIER)), result]
 
 
 def _assistant(text: str, reasoning: bool, calls: Sequence[Any] = ()) -> TemplateMessage:

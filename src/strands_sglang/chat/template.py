@@ -301,7 +301,9 @@ class ChatTemplate:
         return self.writes_calls and self._renders_id("probe0000") and not all(map(self._renders_id, _COMMON_IDS))
 
     def _find_reasoning_key(self) -> tuple[str | None, bool]:
-        message: TemplateMessage = {"role": "assistant", "content": "", "reasoning_content": PROBE}
+        # The other keys are there, because transformers since 5.23 fills in those that are not.
+        message: TemplateMessage = {"role": "assistant", "content": "", **dict.fromkeys(_REASONING_KEYS, "")}
+        message["reasoning_content"] = PROBE
         if self.writes_calls:
             message["tool_calls"] = [function_call("probe", {}, "probe0000")]
         for key in _REASONING_KEYS:

@@ -5,9 +5,11 @@ conversation of the same kind that was compared, and texts that the template doe
 messages are rendered after the real conversation, which costs time in proportion to its length, and if the step is
 proved, that rendering is compared with the branch.
 
+A step that is not proved needs the same evidence for a stand-in, except that the template may rewrite what precedes it.
+
 Invariants: a result is `proved` only if the probes proved the step and, in case of doubt, the whole conversation was
-compared. No word of a stand-in is in a prompt; a stand-in follows a step that is not proved only where the template
-rejects the real conversation.
+compared. A stand-in that is used gave the text of a real conversation of its kind before, unless the template rejects
+the real one or drops its turn. No word of a stand-in is in a prompt.
 """
 
 from __future__ import annotations
@@ -61,22 +63,29 @@ class Appender:
         return replace(shape, plain=False)
 
     def append(
-        self, parent: IndexedTurn, new: list[TemplateMessage], conversation: Conversation, lineage: Lineage
+        self,
+        parent: IndexedTurn,
+        reply: TemplateMessage,
+        new: list[TemplateMessage],
+        conversation: Conversation,
+        lineage: Lineage,
     ) -> Appended:
-        """Render new messages after a turn, and determine whether the result is exact."""
+        """Render new messages after a turn and its reply, and determine whether the result is exact."""
         step, shape, soundness = step_of(new), parent.shape, self.soundness
         preamble = conversation.preamble
         tools = preamble.template_tools is not None
         result = soundness.result(self._bridge, step, shape, tools=tools) if is_probed(shape, new) else UNPROBED
         stand_in = soundness.stand_in(preamble, step, shape)
-        plain = self.inspected_shape(shape, new).plain
-        if result.proved and plain and stand_in not in (None, StandIn.NONE):
+        plain = self.inspected_shape(shape, [reply, *new]).plain
+        # What an audit withdrew may depend on something that no check has found.
+        is_evident = plain and result is not UNPROBED and not soundness.is_withdrawn(result)
+        if is_evident and stand_in not in (None, StandIn.NONE):
             without = stand_in is StandIn.WITHOUT_PREAMBLE
             prompt = self._with_stand_in(shape, parent.ended_by, new, preamble, without=without)
             if prompt is not None and not prompt.has_probe_word:
                 return Appended(prompt, result, plain)
         before = self._history(parent, conversation, lineage)
-        learn = plain and stand_in is None
+        learn = is_evident and stand_in is None
         return Appended(*self._with_history(parent, before, new, preamble, result, learn), plain)
 
     def _history(self, parent: IndexedTurn, conversation: Conversation, lineage: Lineage) -> list[TemplateMessage]:
@@ -113,7 +122,7 @@ class Appender:
     ) -> tuple[PromptText | None, StepResult]:
         """Render new messages after the real conversation; compare the rendering with the branch if the step is proved.
 
-        `learn`: the comparison decides which stand-in is used.
+        `learn`: it decides which stand-in is used.
         """
         step, shape, soundness, bridge = step_of(new), parent.shape, self.soundness, self._bridge.at(preamble.time)
         tools, prompt, failure, shapes = preamble.template_tools, None, _UNDERIVED, [shape]
@@ -131,20 +140,21 @@ class Appender:
             prompt = _first(self._with_stand_in(one, parent.ended_by, new, preamble) for one in shapes)
             result = failure if result.proved else result
             return None if prompt is None or prompt.has_probe_word else prompt, result
-        if not result.proved:
-            return prompt, result
-        stand_in = StandIn.NONE
-        if learn and not soundness.depends_on_position(self._bridge, step, shape, tools=tools is not None):
+        stand_in, given = StandIn.NONE, tools is not None
+        if learn and not soundness.depends_on_position(self._bridge, step, shape, tools=given, proved=result.proved):
             stand_in = self._find_stand_in(parent, new, preamble, prompt)
-        turns = branch_text(parent)
-        if turns is None:
-            # The branch no longer equals one rendering: only the step itself is checked.
-            checked = learn and stand_in is not StandIn.NONE
-            result = self._check_step(bridge, before, whole, tools) if checked else _NOT_COMPARED
-        else:
-            found = self._compared(turns, prompt.text, whole.escapes.restore(whole.text), preamble)
-            result = StepResult() if found is None else StepResult(FailureReason.REWRITES, found.excerpt)
-        if learn and result.proved:
+        if result.proved:
+            turns = branch_text(parent)
+            if turns is not None:
+                found = self._compared(turns, prompt.text, whole.escapes.restore(whole.text), preamble)
+                result = StepResult() if found is None else StepResult(FailureReason.REWRITES, found.excerpt)
+            elif stand_in is not StandIn.NONE:
+                # The branch no longer equals one rendering: only the step itself is checked.
+                result = self._check_step(bridge, before, whole, tools)
+            else:
+                result = _NOT_COMPARED
+            learn = learn and result.proved
+        if learn:
             soundness.learn(preamble, step, shape, stand_in)
         return prompt, result
 

@@ -65,7 +65,7 @@ def commit_turn(
         }
         uses = [block["toolUse"] for block in blocks if "toolUse" in block]
         call_names = tuple((template_call(use)[0], native.get(use["toolUseId"], use["toolUseId"])) for use in uses)
-        shape = planner.inspected_shape(plan.shape.with_reply(call_names, bool(parsed.reasoning)), parsed)
+        shape = plan.shape.with_reply(call_names, bool(parsed.reasoning))
         turn = call.tree.commit(
             call.turn,
             ids,

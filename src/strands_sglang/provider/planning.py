@@ -20,7 +20,7 @@ from strands_sglang.errors import BridgeRefusedError, ConfigurationError, Templa
 from strands_sglang.provider.appending import Appended, Appender
 from strands_sglang.provider.config import HiddenToolsPolicy, RewritePolicy, Settings
 from strands_sglang.tokens import Join
-from strands_sglang.tool_parsers import ParsedTurn, ToolParser
+from strands_sglang.tool_parsers import ToolParser
 from strands_sglang.tool_parsers.base import PlainTextParser
 
 logger = logging.getLogger(__name__)
@@ -96,11 +96,11 @@ class Planner:
     def _extended(
         self, parent: IndexedTurn, conversation: Conversation, lineage: Lineage, settings: Settings
     ) -> Plan | None:
-        new = conversation.rendered_after(lineage.known, lineage.call_ids)
+        reply, *new = conversation.rendered_from(lineage.known - 1, lineage.call_ids)
         fork = parent.transient and _forks_at_reminder(settings.on_reminder)
         if not new or fork:
             return None
-        appended = self.appender.append(parent, new, conversation, lineage)
+        appended = self.appender.append(parent, reply, new, conversation, lineage)
         if not self._accepts(appended, step_of(new), settings.on_template_rewrite) or appended.prompt is None:
             return None
         proved = lineage.aligned and not parent.transient and appended.result.proved
@@ -114,13 +114,6 @@ class Planner:
             step=step_of(new),
             images=tuple(images_of(new)),
         )
-
-    def inspected_shape(self, shape: ConversationShape, parsed: ParsedTurn) -> ConversationShape:
-        """Return the shape with `plain` unset if the template inspects the texts of the sampled turn."""
-        reply: TemplateMessage = {"role": "assistant", "content": parsed.text}
-        if parsed.reasoning:
-            reply["reasoning_content"] = parsed.reasoning
-        return self.appender.inspected_shape(shape, [reply])
 
     def _accepts(self, appended: Appended, step: Step, policy: RewritePolicy) -> bool:
         result = appended.result

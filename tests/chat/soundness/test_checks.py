@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from jinja2 import TemplateError
@@ -19,8 +20,9 @@ from strands_sglang.chat.conversation_shape import Step, opening_shape
 from strands_sglang.chat.messages import TemplateMessage
 from strands_sglang.chat.soundness import FailureReason, sound_bridge
 from strands_sglang.chat.soundness.checks import check_long_conversation
-from strands_sglang.chat.template import ChatTemplate
+from strands_sglang.chat.template import PROBE_TIME, ChatTemplate
 from strands_sglang.chat.tokenization import Encoder
+from support.clock import set_clock
 from support.families import tokenizer
 
 CHATML = """\
@@ -287,7 +289,8 @@ def _exact(case: Case, bridge: Bridge, step: Step) -> bool:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_result_equals_brute_force(case: Case) -> None:
+def test_result_equals_brute_force(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_clock(monkeypatch, PROBE_TIME)
     bridge, sound = sound_bridge(tokenizer(case.family), chat_template=case.source)
     for step in _ALL:
         verdict = sound.results[step, case.reasoning]
@@ -304,12 +307,13 @@ def test_result_equals_brute_force(case: Case) -> None:
 
 
 def differing_steps(
-    source: str | None, family: str = "qwen2.5", *, reasoning: bool = False, no_reasoning: bool = True
+    source: str | None, family: str = "qwen2.5", *, reasoning: bool = False, no_reasoning: bool = True, **given: Any
 ) -> set[Step]:
     tok = tokenizer(family)
     encoder = Encoder(tok)
     bridge = Bridge(ChatTemplate(tok, encoder.control, source), encoder)
-    return set(check_long_conversation(bridge, reasoning=reasoning, no_reasoning=no_reasoning, tools=True, system=True))
+    kinds = {"reasoning": reasoning, "no_reasoning": no_reasoning}
+    return set(check_long_conversation(bridge, **kinds, tools=True, system=True, **given))
 
 
 @pytest.mark.parametrize("family", ["qwen2.5", "llama-3.1", "deepseek-v3.1"])
@@ -328,12 +332,15 @@ def test_templates_that_do_not_depend_on_position(family: str) -> None:
     ],
 )
 def test_templates_that_depend_on_position(name: str, steps: set[Step]) -> None:
-    assert differing_steps(AWKWARD[name]) == steps
+    assert differing_steps(AWKWARD[name]) == differing_steps(AWKWARD[name], proved=False) == steps
 
 
 def test_template_that_drops_earlier_reasoning() -> None:
-    found = differing_steps(AWKWARD["reasoning of the last three turns"], reasoning=True, no_reasoning=False)
-    assert found == {Step.USER, Step.TOOL}
+    """Which matters for proved steps only: what it writes after a turn does not depend on it."""
+    source = AWKWARD["reasoning of the last three turns"]
+    for proved in (True, False):
+        found = differing_steps(source, reasoning=True, no_reasoning=False, proved=proved)
+        assert found == ({Step.USER, Step.TOOL} if proved else set())
 
 
 def test_first_turn_without_reasoning_is_checked() -> None:

@@ -114,6 +114,20 @@ def test_no_published_template_asks_for_names_or_arguments(family: str) -> None:
     assert found.plain({"role": "tool", "tool_call_id": "functions.look_up:0", "name": "look_up", "content": "1"})
 
 
+@pytest.mark.parametrize("family", long_families(FAMILIES, "mistral-nemo"))
+def test_published_templates_can_be_inspected(family: str) -> None:
+    """Mistral's compare ids and names, and write a question differently if it is the last."""
+    assert inspections(family=family).unbounded == (family in ("mistral-nemo", "mistral-small-3.2"))
+
+
+def test_reasoning_under_the_name_that_a_template_reads_is_inspected() -> None:
+    """The name `thinking` is filled in by transformers; gpt-oss reads it, and refuses channels in it."""
+    found = inspections(family="gpt-oss")
+    thought = {"role": "assistant", "content": "x", "reasoning_content": "x"}
+    assert found.plain(thought)
+    assert not found.plain({**thought, "reasoning_content": "<|channel|>analysis<|message|>"})
+
+
 def test_template_that_cannot_be_parsed_is_never_plain() -> None:
     tok = tokenizer("qwen2.5")
     template = ChatTemplate(tok, Encoder(tok).control, "{{ messages[0].content }}<|im_end|>")

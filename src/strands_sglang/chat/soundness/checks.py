@@ -328,10 +328,13 @@ def check_long_conversation(
     tools: bool,
     system: bool,
     given: Sequence[bool] = (),
+    proved: bool = True,
 ) -> dict[Step, str]:
     """Return the steps of a long conversation that are not exact everywhere, with the first difference of each.
 
-    `given`: the opening has such assistant turns, with or without reasoning.
+    Args:
+        given: The opening has such assistant turns, with or without reasoning.
+        proved: Whether the template must also leave what precedes a step as it was.
     """
     calls = tools and bridge.template.writes_calls
     conversations = [(calls, False)]
@@ -346,7 +349,7 @@ def check_long_conversation(
     failed: dict[Step, str] = {}
     for with_calls, plain_first in conversations:
         turns = long_conversation(reasoning, no_reasoning or not reasoning, with_calls, plain_first=plain_first)
-        _check_turns(bridge, opening, turns, failed, TOOLS if tools else None)
+        _check_turns(bridge, opening, turns, failed, TOOLS if tools else None, proved)
     return failed
 
 
@@ -356,6 +359,7 @@ def _check_turns(
     turns: Iterator[tuple[TemplateMessage, list[TemplateMessage]]],
     failed: dict[Step, str],
     tools: Any,
+    proved: bool,
 ) -> None:
     """Adds the steps that are not exact to `failed`."""
     history, shape = list(opening), opening_shape(opening)
@@ -365,7 +369,7 @@ def _check_turns(
         step = step_of(new)
         if step not in failed:
             try:
-                found = _difference_at(bridge, shape, [*history, turn], new, tools)
+                found = _difference_at(bridge, shape, [*history, turn], new, tools, proved)
             except TemplateRefusedError as error:
                 found = error.template_message
             if found is not None:
@@ -375,11 +379,15 @@ def _check_turns(
 
 
 def _difference_at(
-    bridge: Bridge, shape: ConversationShape, before: list[TemplateMessage], new: list[TemplateMessage], tools: Any
+    bridge: Bridge,
+    shape: ConversationShape,
+    before: list[TemplateMessage],
+    new: list[TemplateMessage],
+    tools: Any,
+    proved: bool,
 ) -> str | None:
-    prompt = bridge.template.render(before[:-1], tools=tools).text
     whole = bridge.template.render([*before, *new], tools=tools)
-    if not whole.text.startswith(prompt):
+    if proved and not whole.text.startswith(prompt := bridge.template.render(before[:-1], tools=tools).text):
         return first_difference(prompt, whole.text)
     boundary = bridge.boundary(shape, new[0]["role"])
     ended_by = None if boundary is None or boundary.end_of_turn is None else boundary.tokens[boundary.end_of_turn]

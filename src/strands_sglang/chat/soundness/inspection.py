@@ -21,7 +21,9 @@ from jinja2 import Environment, TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.tests import test_sequence
 
+from strands_sglang.chat.conversation_shape import ANCHOR
 from strands_sglang.chat.messages import TemplateMessage
 from strands_sglang.chat.template import PROBE_TIME, ChatTemplate
 from strands_sglang.errors import TemplateRefusedError
@@ -29,7 +31,7 @@ from strands_sglang.errors import TemplateRefusedError
 _STAND_IN = "x"
 _MAX_QUERIES = 128
 """Questions about a text that are recorded. A template with more reads its texts character by character."""
-_TRUTH, _LENGTH = "__bool__", "__len__"
+_TRUTH, _LENGTH, _JSON = "__bool__", "__len__", "tojson"
 _DERIVING = (
     "strip lstrip rstrip lower upper title capitalize casefold swapcase replace removeprefix removesuffix expandtabs "
     "__getitem__ zfill center ljust rjust"
@@ -39,8 +41,8 @@ _QUERYING = (
     "__contains__ startswith endswith find rfind index rindex count isdigit isalpha isalnum isspace isupper islower "
     "istitle isnumeric isdecimal isidentifier __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __hash__"
 ).split()
-_CALL_NAME, _CALL_ID, _ARGUMENTS, _ARGUMENT_NAME = (
-    ("call", key) for key in ("name", "id", "arguments", "argument name")
+_CALL_NAME, _CALL_ID, _ARGUMENTS, _ARGUMENT_NAME, _ARGUMENT_VALUE = (
+    ("call", key) for key in ("name", "id", "arguments", "argument name", "argument value")
 )
 _RESULT_ID, _TOOL_NAME = ("tool", "tool_call_id"), ("available tool", "name")
 _RELATED = frozenset((_CALL_ID, _RESULT_ID, _TOOL_NAME))
@@ -83,34 +85,58 @@ class _RecordingText(str):
 
 
 class _RecordingArguments(dict[str, Any]):
-    """Arguments of a call. Looking up what is not there is recorded; reading all of them writes the call."""
+    """Arguments of a call. Questions about them are recorded; reading all of them writes the call."""
 
     def __init__(self, arguments: Mapping[str, Any], record: _Record) -> None:
         super().__init__(arguments)
         self.record = record
 
+    def _ask(self, method: str, *arguments: Any) -> None:
+        self.record.query(_ARGUMENTS, ((method, arguments),))
+
     def __contains__(self, name: object) -> bool:
         found = super().__contains__(_unrecorded(name))
         if not found:
-            self.record.query(_ARGUMENTS, (("__contains__", (name,)),))
+            self._ask("__contains__", name)
         return found
 
     def __getitem__(self, name: str) -> Any:
         if name not in self:
             raise KeyError(name)
-        return super().__getitem__(_unrecorded(name))
+        value = super().__getitem__(_unrecorded(name))
+        return _RecordingText(value, self.record, _ARGUMENT_VALUE) if isinstance(value, str) else value
 
     def get(self, name: str, default: Any = None) -> Any:
         return self[name] if name in self else default
+
+    def __len__(self) -> int:
+        self._ask(_LENGTH)
+        return super().__len__()
+
+    def __bool__(self) -> bool:
+        self._ask(_TRUTH)
+        return super().__len__() > 0
+
+    def __eq__(self, other: object) -> bool:
+        self.record.unbounded = True
+        return super().__eq__(other)
+
+    __hash__ = None
+
+    def __str__(self) -> str:
+        return _RecordingText(dict.__repr__(self), self.record, _ARGUMENTS, (("__str__", ()),))
 
     def __iter__(self) -> Iterator[str]:
         return (_RecordingText(name, self.record, _ARGUMENT_NAME) for name in super().__iter__())
 
     def keys(self) -> Any:
-        return list(self)
+        return [name for name in self]  # `list` would ask for the length
 
     def items(self) -> Any:
         return [(name, self[name]) for name in self]
+
+    def values(self) -> Any:
+        return [self[name] for name in self]
 
 
 def _unrecorded(text: Any) -> Any:
@@ -213,7 +239,9 @@ def _texts(message: TemplateMessage) -> Iterator[tuple[Field, Any]]:
         yield _CALL_NAME, function["name"]
         if isinstance(function["arguments"], Mapping):
             yield _ARGUMENTS, function["arguments"]
-            yield from ((_ARGUMENT_NAME, name) for name in function["arguments"])
+            for name, value in function["arguments"].items():
+                yield _ARGUMENT_NAME, name
+                yield _ARGUMENT_VALUE, value
 
 
 def _evaluate(text: str, query: Query, sizes: Sequence[int]) -> Any:
@@ -226,8 +254,12 @@ def _evaluate(text: str, query: Query, sizes: Sequence[int]) -> Any:
             if method == _TRUTH:
                 return bool(value)
             if method == _LENGTH:
-                return (len(value) > 0, bisect(sizes, len(value)))
-            value = getattr(value, method)(*(_real(argument) for argument in arguments))
+                # A template compares the number of arguments with 0 or 1, too, and few calls have exactly one.
+                return len(value) if isinstance(value, Mapping) else (len(value) > 0, bisect(sizes, len(value)))
+            if method == _JSON:
+                value = _as_json(value, **dict(arguments))
+            else:
+                value = getattr(value, method)(*(_real(argument) for argument in arguments))
     except Exception as error:  # such as `index` of a missing word
         return type(error).__name__
     return value if not isinstance(value, str) else None
@@ -249,7 +281,7 @@ def inspect(template: ChatTemplate, conversations: Sequence[tuple[Sequence[Templ
         available = tools and [_recording_function(tool, record, _TOOL_NAME) for tool in tools]
         given = {"tools": available, "add_generation_prompt": True, **template.variables}
         try:
-            written = compiled.render(messages=template.fitted(recording), **given)
+            written = compiled.render(messages=_with_text_recorded(template.fitted(recording), record), **given)
         except Exception:
             continue  # the template rejects this conversation
         try:
@@ -264,8 +296,8 @@ def inspect(template: ChatTemplate, conversations: Sequence[tuple[Sequence[Templ
     for queried, known in record.queries.items():
         queries[queried] = tuple(known)
         texts: tuple[Any, ...] = (_STAND_IN, "") if queried[0] == "assistant" else (_STAND_IN,)
-        if queried == _ARGUMENTS:
-            texts = ({_STAND_IN: _STAND_IN},)
+        if queried in (_ARGUMENTS, _ARGUMENT_VALUE):
+            texts = ({_STAND_IN: ANCHOR} if queried == _ARGUMENTS else ANCHOR,)
         for query in known:
             expected[queried, query] = tuple(_evaluate(text, query, sizes) for text in texts)
     return Inspections(queries, expected, sizes, record.unbounded)
@@ -292,6 +324,15 @@ def _recording_function(value: Mapping[str, Any], record: _Record, field: Field)
         made["id"] = _RecordingText(made["id"], record, _CALL_ID)
         function["arguments"] = _RecordingArguments(function["arguments"], record)
     return {**made, "function": function}
+
+
+def _with_text_recorded(messages: list[TemplateMessage], record: _Record) -> list[TemplateMessage]:
+    """Return fitted messages; arguments that the template expects as JSON text record, too."""
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            if isinstance(text := call["function"]["arguments"], str):
+                call["function"]["arguments"] = _RecordingText(text, record, _ARGUMENTS, ((_JSON, ()),))
+    return messages
 
 
 def _numbers(source: str) -> tuple[int, ...]:
@@ -329,11 +370,20 @@ def _environment() -> Environment:
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
     made.filters["tojson"] = _as_json
+    made.tests["sequence"] = _is_sequence
     made.globals["raise_exception"] = refuse
     made.globals["strftime_now"] = PROBE_TIME.strftime
     return made
 
 
+def _is_sequence(value: Any) -> bool:
+    # As in jinja2, but the length that it asks for is not the template's question.
+    return isinstance(value, (_RecordingText, _RecordingArguments)) or test_sequence(value)
+
+
 def _as_json(value: Any, **options: Any) -> str:
     known = {name: item for name, item in options.items() if name in ("indent", "separators", "sort_keys")}
-    return json.dumps(value, ensure_ascii=options.get("ensure_ascii", False), **known)
+    text = json.dumps(value, ensure_ascii=options.get("ensure_ascii", False), **known)
+    if isinstance(value, _RecordingArguments):
+        return _RecordingText(text, value.record, _ARGUMENTS, ((_JSON, tuple(options.items())),))
+    return text

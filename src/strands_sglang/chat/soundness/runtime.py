@@ -136,6 +136,10 @@ class RuntimeSoundness:
                 found.append(self._results[key])
         return next((result for result in found if not result.proved), found[0])
 
+    def is_withdrawn(self, result: StepResult) -> bool:
+        """Return whether an audit withdrew what the probes found."""
+        return result in list(self.withdrawn.values())  # a copy: audits run in a thread
+
     def inspections(self, bridge: Bridge) -> Inspections:
         """Return the queries that the template makes on the texts of a conversation."""
         if self._inspections is None:
@@ -148,11 +152,16 @@ class RuntimeSoundness:
             self._inspections = inspect(template, conversations)
         return self._inspections
 
-    def depends_on_position(self, bridge: Bridge, step: Step, shape: ConversationShape, *, tools: bool) -> bool:
-        """Return whether the template writes a step differently in long conversations, or cannot be inspected."""
+    def depends_on_position(
+        self, bridge: Bridge, step: Step, shape: ConversationShape, *, tools: bool, proved: bool
+    ) -> bool:
+        """Return whether the template writes a step differently in long conversations, or cannot be inspected.
+
+        `proved`: or rewrites what precedes the step there.
+        """
         if self.inspections(bridge).unbounded:
             return True
-        key = (shape.reasoning, shape.no_reasoning, tools, shape.system is None, shape.given)
+        key = (shape.reasoning, shape.no_reasoning, tools, shape.system is None, shape.given, proved)
         if key not in self._long_conversations:
             self._long_conversations[key] = check_long_conversation(
                 bridge,
@@ -161,6 +170,7 @@ class RuntimeSoundness:
                 tools=tools,
                 system=shape.system is not None,
                 given=shape.given,
+                proved=proved,
             )
         checked = Step.TOOL if step is Step.USER_AFTER_TOOL else step
         return checked in self._long_conversations[key]
