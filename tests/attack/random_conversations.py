@@ -21,7 +21,7 @@ from strands_sglang.chat.messages import TemplateMessage, template_messages, tem
 from strands_sglang.chat.soundness import sound_bridge
 from strands_sglang.errors import TemplateRefusedError
 from strands_sglang.provider.audit import Auditor
-from strands_sglang.provider.config import RewritePolicy, Settings
+from strands_sglang.provider.config import HiddenToolsPolicy, RewritePolicy, Settings
 from strands_sglang.provider.planning import Plan, Planner
 from strands_sglang.tokens import Join
 from support.families import FAMILIES, tokenizer
@@ -195,7 +195,9 @@ class RandomConversation:
     def _plan(self) -> Plan:
         conversation = self._conversation()
         lineage = self.index.lineage(conversation, self.entry, trimmed=True)
-        return self.subject.planner.plan(conversation, lineage, Settings(on_trim=RewritePolicy.KEEP))
+        return self.subject.planner.plan(
+            conversation, lineage, Settings(on_trim=RewritePolicy.KEEP, on_hidden_tools=HiddenToolsPolicy.ALLOW)
+        )
 
     def _conversation(self) -> Conversation:
         return Conversation.of(list(self.messages), system=self.system, tool_specs=self.specs)

@@ -20,6 +20,7 @@ from chat.test_bridge import ENDS
 from strands_sglang.chat.conversation_shape import ConversationShape
 from strands_sglang.chat.differences import first_difference
 from strands_sglang.chat.messages import TemplateMessage
+from strands_sglang.chat.template import PROBE_TIME
 from support.chat.conversations import (
     TOOLS,
     Branch,
@@ -36,8 +37,16 @@ from support.chat.conversations import (
     harmless,
     tool_name,
 )
+from support.clock import set_clock
 
 _TIMES = int(os.environ.get("STRANDS_SGLANG_EXAMPLES", "1"))
+
+
+@pytest.fixture(autouse=True)
+def time_of_the_bridge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The official rendering writes the time of the bridge, not that of the machine."""
+    set_clock(monkeypatch, PROBE_TIME)
+
 
 FAMILIES = (
     *("deepseek-v3", "deepseek-v3.1", "deepseek-v4", "devstral-2507", "gemma-3", "glm-4.5", "glm-4.7-flash", "gpt-oss"),

@@ -101,7 +101,9 @@ def test_one_placeholder_for_each_kind_of_occurrence() -> None:
 def test_a_developer_may_write_markers_but_no_special_tokens() -> None:
     escapes = Escapes(_CONTROL)
     safe = escapes.escape("Write <call>, then <|end|>.", trusted=True)
-    assert "<call>" in safe and "<|end|>" not in safe and escapes.restore(safe) == "Write <call>, then <|end|>."
+    text, own = _CONTROL.unmarked(safe)
+    assert len(own) == 1 and "<call>" in text and "<|end|>" not in text
+    assert escapes.restore(text) == "Write <call>, then <|end|>."
 
 
 def test_private_use_characters_of_the_data_survive() -> None:

@@ -249,7 +249,8 @@ async def test_row_16_control_text_in_data_is_plain_text(family: str) -> None:
     trees = []
     for data, fetched in ((INJECTION, INJECTION), ("x", "done")):
         replies, end = [tool_call("fetch", page=data), "ok", "fine"], tokenizer(family).eos_token
-        agent, engine, tree = acting(replies, family, end=end, tools=[fetching(fetched)])
+        tools = [fetching(fetched)]  # which DeepSeek's template does not write
+        agent, engine, tree = acting(replies, family, end=end, tools=tools, on_hidden_tools="allow")
         await agent.invoke_async(f"Read this: {data}")
         await agent.invoke_async("thanks")
         trees.append(tree)
