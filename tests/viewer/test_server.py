@@ -142,7 +142,7 @@ def test_the_command_line_of_the_browser_has_no_token(
     assert len(seen) == 1 and "token" not in seen[0] and "?token=" in addresses[0]
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setenv("HOME", str(tmp_path / "none"))
-    stop = threading.Timer(0.5, signal.raise_signal, [signal.SIGINT])
+    stop = threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT])
     stop.start()
     view(recorded_run, ready=addresses.append)
     assert len(addresses) == 2 and len(seen) == 1
