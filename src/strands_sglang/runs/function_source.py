@@ -19,6 +19,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from pathlib import PurePath
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -34,13 +35,20 @@ def function_source(function: Any) -> str:
     while isinstance(made, functools.partial):
         made = made.func
     made = made if inspect.isroutine(made) or isinstance(made, type) else type(made)
-    name = f"{getattr(made, '__module__', '?')}:{getattr(made, '__qualname__', '?')}"
+    name = f"{_module_name(made)}:{getattr(made, '__qualname__', '?')}"
     found = _Sources()
     try:
         found.add(function)
     except Exception:  # objects of the user's classes: reading an attribute may raise
         return name
     return f"{name} {found.digest()}" if found.texts else name
+
+
+def _module_name(made: Any) -> str:
+    """Return the name of a function's module, the same if it is run as a script or found on another path."""
+    module = getattr(made, "__module__", None) or "?"
+    path = getattr(sys.modules.get(module), "__file__", None) if module == "__main__" else None
+    return PurePath(path).stem if path else str(module).rpartition(".")[2]
 
 
 def digest_of(text: str) -> str:
