@@ -312,8 +312,8 @@ def differing_steps(
     tok = tokenizer(family)
     encoder = Encoder(tok)
     bridge = Bridge(ChatTemplate(tok, encoder.control, source), encoder)
-    kinds = {"reasoning": reasoning, "no_reasoning": no_reasoning}
-    return set(check_long_conversation(bridge, **kinds, tools=True, system=True, **given))
+    kinds: dict[str, Any] = {"reasoning": reasoning, "no_reasoning": no_reasoning, **given}
+    return set(check_long_conversation(bridge, tools=True, system=True, **kinds))
 
 
 @pytest.mark.parametrize("family", ["qwen2.5", "llama-3.1", "deepseek-v3.1"])
