@@ -35,6 +35,7 @@ from strands_sglang.viewer.verdict import RunVerdict, episode_verdict, run_state
 from strands_sglang.viewer.worker import EpisodeWorker
 from support.chat.tokenizers_with_code import tokenizer_with_code
 from support.families import tokenizer
+from support.interrupts import heeds_interrupts
 from support.ledger.episodes import Recorder
 from support.pictures import png
 from support.rollout.looking import OPTIONS, TASKS, build, engine
@@ -142,9 +143,13 @@ def test_the_command_line_of_the_browser_has_no_token(
     assert len(seen) == 1 and "token" not in seen[0] and "?token=" in addresses[0]
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setenv("HOME", str(tmp_path / "none"))
-    stop = threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT])
-    stop.start()
-    view(recorded_run, ready=addresses.append)
+    before = signal.getsignal(signal.SIGINT)
+    heeds_interrupts()
+    try:
+        threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT]).start()
+        view(recorded_run, ready=addresses.append)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert len(addresses) == 2 and len(seen) == 1
 
 
