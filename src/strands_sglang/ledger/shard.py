@@ -49,8 +49,8 @@ LARGEST_SHARD = 3 * LARGEST_BLOCK
 LARGEST_RATIO = 64
 """Maximum size of a section's events before compression, as a multiple of the section's size in the file. Each event
 counts `EVENT_WEIGHT` bytes more than it has. What compresses better is stored uncompressed."""
-EVENT_WEIGHT = 512
-"""Bytes that an event counts beside its own: readers keep objects for it, however small it is."""
+EVENT_WEIGHT = 4096
+"""Bytes that an event counts beside its own: about what readers keep for it, however small it is."""
 
 BLOCK_HEAD = struct.Struct("<IIBI")
 """Head of a block: size, CRC-32 of the content, kind, CRC-32 of these three fields."""
