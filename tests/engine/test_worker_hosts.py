@@ -36,6 +36,7 @@ OTHER = "localhost"
         ("http://10.0.0.1:30000", ["10.0.0.*"], "http://10.0.0.3:30001", True),
         ("http://router", ["GPU*.Local", "[fd00::1]"], "http://gpu7.local:30001", True),
         ("http://router", ["GPU*.Local", "[fd00::1]"], "http://[fd00::1]:30001", True),
+        ("http://router", ["gpu[12]"], "http://gpu2:30001", True),
         ("https://models.example", None, "https://models.example:8443", True),
         ("https://models.example", None, "http://models.example:30001", None),
         ("https://models.example", None, "http://10.0.0.2:30001", None),

@@ -301,9 +301,10 @@ def test_reopened_episode_is_proved_by_its_last_end(tmp_path: Path) -> None:
     rows[0]["reward"] = 0.5
     assert only(verify_events(raws, exported=rows)).kind is FindingKind.EXPORTED
     ends = [number for number, event in enumerate(recorder.events) if event.kind is EventKind.END]
-    for count in range(1, len(raws)):  # every prefix
+    for count in range(1, len(raws)):  # every prefix; what failed or was stopped is not trained
         certificate = verify_events(raws[:count])
-        assert certificate.verdict is (Verdict.PROVED if count - 1 in ends else Verdict.UNFINISHED), count
+        assert certificate.verdict is (Verdict.EMPTY if count - 1 in ends else Verdict.UNFINISHED), count
+        assert certificate.tokens.trained == 0
     # Only the last end is checked.
     for end, kinds in ((0, set()), (1, set()), (2, {FindingKind.METRICS, FindingKind.TRAJECTORY})):
 
@@ -313,6 +314,19 @@ def test_reopened_episode_is_proved_by_its_last_end(tmp_path: Path) -> None:
             data["trajectories"].clear()
 
         assert set(reopened(change).found) == kinds
+
+
+def test_long_parts_of_an_experiment_are_told_apart_and_shown_cut() -> None:
+    ends, raws = ("a", "b"), list[bytes]()
+    for sample, end in enumerate(ends):
+        fingerprint = {"settings": "x" * 50_000 + end, "unknown part": end}
+        recorder = Recorder(raws.append, sample=sample, fingerprint=fingerprint)
+        recorder.call(None, context=[1], sampled=[2])
+        recorder.end()
+    certificate = verify_events(raws)
+    assert list(certificate.mixed) == ["settings"] and list(certificate.mixed["settings"].values()) == [1, 1]
+    assert "MIXED        settings: xxx" in certificate.text() and len(certificate.text()) < 2000
+    assert max(map(len, certificate.mixed["settings"])) < 5000
 
 
 def test_episode_that_must_not_be_reopened() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from strands_sglang import Limits, SGLangClient, SGLangModel, Task
@@ -18,6 +19,7 @@ from strands_sglang.proof.verify import verify
 from strands_sglang.runs import EndReason, Episode, experiment, score_run
 from support.rollout.agent_kinds import plain
 from support.rollout.scripts import PromptEngine, run, steps
+from support.scripted import ScriptedServer, Wire
 
 TASKS = [Task("go", id="a")]
 
@@ -180,6 +182,23 @@ async def test_origin_of_a_run_is_recorded(
     assert about["origin"]["command"].startswith("python x.py") and about["origin"]["command"].endswith("--tokenizer T")
     assert "s3cret" not in about["origin"]["command"]
     assert about["origin"]["packages"]["strands-agents"] == "1.62.0"
+
+
+@pytest.mark.parametrize(
+    ("about", "name"), [({"served_model_name": "policy"}, "policy"), ({"model_path": "weights/7"}, None), (None, None)]
+)
+async def test_served_model(about: dict[str, str] | None, name: str | None, caplog: pytest.LogCaptureFixture) -> None:
+    """What a server says of its weights changes with every update of them, and names no model."""
+
+    async def reply(wire: Wire) -> None:
+        known = {"/health": {}, "/model_info": {"model_path": "weights/7"}, "/server_info": about}
+        found = known.get(wire.received.path)
+        await wire.reply(b"{}" if found is None else orjson.dumps(found), 404 if found is None else 200)
+
+    with ScriptedServer(reply) as server:
+        async with SGLangClient(server.url) as client:
+            assert await experiment.served_model(client) == name
+    assert ("served model is unknown" in caplog.text) is (name is None)
 
 
 def test_secrets_of_the_client_and_code_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ class WorkerHosts:
                 "leave out http:// and the port"
             )
         self._base, self._only_listed = base, listed is not None
-        self._listed = [host.lower().strip("[]") for host in listed or ()]
+        self._listed = [_bare(host.lower()) for host in listed or ()]
         self.headers = headers
         """Headers of every request to the host of `base_url`."""
 
@@ -66,8 +66,13 @@ class WorkerHosts:
         return f"worker_hosts={sorted({*self._listed, *(str(url.host) for url in others)})}"
 
 
+def _bare(host: str) -> str:
+    """Return an IPv6 address without its brackets, and anything else, such as `gpu[12]`, as it is."""
+    return host[1:-1] if host.startswith("[") and host.endswith("]") and ":" in host else host
+
+
 def _is_host(text: str) -> bool:
-    host = text.strip("[]")
+    host = _bare(text)
     return bool(host) and not set(host) & set("/@ ") and host.count(":") != 1
 
 

@@ -7,6 +7,7 @@ It has no other parts than `PARTS`, whatever an event states.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
@@ -44,8 +45,13 @@ def stated_in(data: Mapping[str, Any]) -> dict[str, str]:
 
 def experiment_id(fingerprint: Mapping[str, str]) -> str:
     """Return a short digest of a fingerprint; "" if it is empty."""
-    text = "\0".join(f"{name}\0{fingerprint[name]}" for name in sorted(fingerprint))
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest() if text else ""
+    return digest_of("\0".join(f"{name}\0{fingerprint[name]}" for name in sorted(fingerprint)))[:8]
+
+
+def digest_of(text: str) -> str:
+    """Return a digest of a text, the same object for equal texts; "" of the empty one."""
+    data = text.encode("utf-8", "surrogatepass")
+    return sys.intern(hashlib.blake2b(data, digest_size=16).hexdigest()) if text else ""
 
 
 def differing(fingerprints: Iterable[Mapping[str, str]]) -> dict[str, dict[str, int]]:

@@ -47,8 +47,10 @@ SEVERAL_EVENTS = 1 << 24
 LARGEST_SHARD = 3 * LARGEST_BLOCK
 """Maximum size of a shard on disk in bytes. Writers start the next shard before."""
 LARGEST_RATIO = 64
-"""Maximum size of a section's events before compression, as a multiple of the section's size in the file. What
-compresses better is stored uncompressed."""
+"""Maximum size of a section's events before compression, as a multiple of the section's size in the file. Each event
+counts `EVENT_WEIGHT` bytes more than it has. What compresses better is stored uncompressed."""
+EVENT_WEIGHT = 4096
+"""Bytes that an event counts beside its own: about what readers keep for it, however small it is."""
 
 BLOCK_HEAD = struct.Struct("<IIBI")
 """Head of a block: size, CRC-32 of the content, kind, CRC-32 of these three fields."""
@@ -104,12 +106,13 @@ class OpenShard:
             mark, self._left, self._room = MARK, SECTION_BYTES, 0
             self._stream = zlib.compressobj(_LEVEL, zlib.DEFLATED, -15)
         block = self._compressed(data)
-        if len(data) > self._room + LARGEST_RATIO * len(mark + block):  # as a section of its own, not compressed
+        weight = len(data) + EVENT_WEIGHT * count
+        if weight > self._room + LARGEST_RATIO * len(mark + block):  # as a section of its own, not compressed
             mark, self._left, self._room = MARK, 0, 0
             self._stream = zlib.compressobj(0, zlib.DEFLATED, -15)
             block = self._compressed(data)
         self._left -= len(block)
-        self._room += LARGEST_RATIO * len(mark + block) - len(data)
+        self._room += LARGEST_RATIO * len(mark + block) - weight
         self._events += count
         self._write(mark + block)
 
@@ -316,10 +319,12 @@ class ShardReader:
         if self._stream.unconsumed_tail:
             left = min(first_size(data), LARGEST_BLOCK, most) - len(data)  # a larger block must be a single event
             data += self._stream.decompress(self._stream.unconsumed_tail, max(left, 0) + 1)
-        self._room -= len(data)
-        if self._stream.unconsumed_tail or self._stream.eof or self._room < 0:
+        if self._stream.unconsumed_tail or self._stream.eof:
             raise LedgerError("the compressed stream does not end with its block, or its data is too large")
         events = frames(data)
+        self._room -= len(data) + EVENT_WEIGHT * len(events)
+        if self._room < 0:
+            raise LedgerError(f"its events have more than {LARGEST_RATIO} times the size of their section")
         self._events += len(events)
         return events
 

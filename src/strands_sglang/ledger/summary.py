@@ -17,7 +17,7 @@ from strands_sglang._json import as_dict, as_list, jsonable
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.encoding import EventHead, decoded_head
 from strands_sglang.ledger.event import AFTER_END, EventKind
-from strands_sglang.ledger.fingerprint import experiment_id, fingerprint_in, stated_in
+from strands_sglang.ledger.fingerprint import digest_of, experiment_id, fingerprint_in, stated_in
 from strands_sglang.ledger.reader import Ledger
 
 TEXT_CHARACTERS = 200
@@ -226,10 +226,10 @@ def _light(head: EventHead) -> dict[str, Any]:
         return {
             "task": {"id": _scalar(as_dict(data.get("task")).get("id")), "prompt": _prompt(data)},
             "sample": _scalar(data.get("sample")),
-            "fingerprint": stated_in(data),
+            "fingerprint": _digests(data),
         }
     if head.kind is EventKind.RESUME:
-        return {"fingerprint": stated_in(data)}
+        return {"fingerprint": _digests(data)}
     if head.kind is EventKind.TOOL:
         result = data.get("result")
         failed = isinstance(result, dict) and result.get("status") == "error"
@@ -245,8 +245,17 @@ def _light(head: EventHead) -> dict[str, Any]:
             "failed": len(as_list(detail.get("failed_calls"))),
         }
     if head.kind is EventKind.REWARD:
-        return {"value": _scalar(data.get("value")), "error": _short(data.get("error")), "by": _scalar(data.get("by"))}
+        return {"value": _scalar(data.get("value")), "error": _short(data.get("error")), "by": _digest(data.get("by"))}
     return {"turns": _number(data.get("turns"))} if head.kind is EventKind.ROLLBACK else {}
+
+
+def _digests(data: Mapping[str, Any]) -> dict[str, str]:
+    """Return the fingerprint that an event states with digests in place of its texts, which may be long."""
+    return {name: digest_of(text) for name, text in stated_in(data).items()}
+
+
+def _digest(by: Any) -> str | None:
+    return digest_of(by) if isinstance(by, str) else None
 
 
 def _winning(heads: Iterable[EventHead]) -> list[EventHead]:

@@ -173,7 +173,8 @@ class _EventChecker:
         proof.trajectories = [
             flatten_branch(proof.id, path, here) for path, here in find_branches(proof.turns, trained)
         ]
-        proof.tokens.count(proof.turns, trained, proof.trajectories, finished=proof.finished)
+        is_over = entry is not None and proof.finished and entry.event.data.get("end_reason") not in REOPENED
+        proof.tokens.count(proof.turns, trained, proof.trajectories, finished=is_over)
         if entry is not None and proof.finished:
             proof.findings += [
                 entry.finding(FindingKind.SAMPLED, why, turn=turn) for turn, why in self.partial_calls.errors()
@@ -367,12 +368,21 @@ def _fingerprint_of(event: Event) -> dict[str, str]:
     stated = {"reward": event.data.get("by")} if event.kind is EventKind.REWARD else event.data.get("fingerprint")
     if event.kind not in (EventKind.BEGIN, EventKind.RESUME, EventKind.REWARD) or not isinstance(stated, dict):
         return {}
-    return {name: value for name in _PARTS if isinstance(value := stated.get(name), str)}
+    return {name: _cut(value) for name in _PARTS if isinstance(value := stated.get(name), str)}
+
+
+def _cut(text: str) -> str:
+    """Return a text, with a digest in place of its end if it is long: the certificate keeps all that differ."""
+    if len(text) <= _MAX_TEXT:
+        return text
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return f"{text[:_MAX_TEXT]}... ({len(text)} characters, {digest})"
 
 
 _MAY_DIFFER = ("agent", "reward", "settings", "model", "packages")
 """Parts of the experiment that a later call may change if that is allowed; the certificate states the values."""
 _PARTS = ("template", "parser", *_MAY_DIFFER)
+_MAX_TEXT = 4096  # characters of a part
 
 _FIELDS: dict[EventKind, dict[str, tuple[type, ...]]] = {
     EventKind.CALL_ERROR: {"error": (str,), "message": (str,), "prompt_digest": (str,), "prompt_tokens": (int,)},

@@ -183,7 +183,7 @@ class TokenCounts:
     rolled_back: int = 0
     """Sampled tokens of turns that were rolled back."""
     unfinished: int = 0
-    """Sampled tokens of episodes without an end, whatever their purpose."""
+    """Sampled tokens of episodes that may be resumed, whatever their purpose: without an end, failed, or stopped."""
     context: int = 0
     closing: int = 0
     """Tokens added to close interrupted turns."""
@@ -209,7 +209,7 @@ class TokenCounts:
             turns: Turns of the episode, by id.
             trained: Ids of the turns to train.
             trajectories: Trajectories of the episode.
-            finished: Whether the episode has an end event; if not, no token counts as trained.
+            finished: Whether the episode has an end after which it is not resumed; if not, no token is trained.
         """
         for turn in turns:
             self.context += len(turn.context)

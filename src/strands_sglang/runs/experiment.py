@@ -114,7 +114,8 @@ async def served_model(client: Any) -> str | None:
         reports = await probe.reports() if await probe.reach(0.0) else []
     except (EngineError, ConfigurationError):  # a run without preflight may start before its server does
         reports = []
-    names = {report.server.get("served_model_name") or report.model.get("model_path") for report in reports}
+    # Not from `report.model`: what that says changes with every update of the weights.
+    names = {report.server.get("served_model_name") for report in reports}
     found = ", ".join(sorted(name for name in names if isinstance(name, str)))
     if not found:
         logger.warning("server=<%s> | served model is unknown and was not compared", client.base_url)
