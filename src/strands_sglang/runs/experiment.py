@@ -128,8 +128,10 @@ def _command() -> str:
     That is passwords in addresses, values of options and of `name=value` that are called so, JSON, and `python -c`.
     """
     words = list(sys.orig_argv)
-    if sys.argv[:1] == ["-c"]:
-        words[words.index("-c") + 1] = "***"
+    if sys.argv[:1] == ["-c"]:  # also as part of another option, such as -uc
+        code = next((n for n, word in enumerate(words, 1) if re.fullmatch("-[A-Za-z]*c", word)), len(words))
+        if code < len(words):
+            words[code] = "***"
     for number, word in enumerate(words):
         name, given, _ = word.partition("=")
         if (given or word.startswith("-")) and _SECRET.search(name):
