@@ -13,6 +13,7 @@ from strands.agent.conversation_manager import NullConversationManager
 
 from attack.awkward import chatml
 from strands_sglang import EpisodeTokens, SGLangModel
+from strands_sglang.chat._guarded_template import GuardedTemplate
 from strands_sglang.chat.soundness import RuntimeSoundness, StandIn
 from strands_sglang.chat.soundness.inspection import Inspections
 from strands_sglang.errors import ConfigurationError
@@ -74,6 +75,21 @@ async def test_a_template_that_inspects_texts_is_compared_before() -> None:
     model, episodes = model_on(SOURCE, ["One.", "Two.", "Three."]), list[EpisodeTokens]()
     assert await talk(model, "a?", "b?", "c?", episodes=episodes) == [Join.ROOT, Join.PROVED, Join.KEPT]
     assert differences(episodes) == 0
+
+
+async def test_the_audit_does_not_rely_on_the_rendering_of_the_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text that escaping changes is the same in every escaped rendering."""
+    render, episodes = GuardedTemplate.render, list[EpisodeTokens]()
+
+    def wrong(self: GuardedTemplate, *given: Any) -> Any:
+        text, escapes = render(self, *given)
+        return text.replace("tags", "U000f0000"), escapes
+
+    monkeypatch.setattr(GuardedTemplate, "render", wrong)
+    model = model_on(chatml(), ["One.", "Two."])
+    model.planner.appender.soundness = RuntimeSoundness("fresh")
+    assert await talk(model, "tags?", "b?", episodes=episodes) == [Join.ROOT, Join.PROVED]
+    assert differences(episodes) == 1
 
 
 async def test_audit_of_an_exact_template_finds_no_difference() -> None:

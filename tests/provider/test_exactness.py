@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 from strands.hooks import BeforeModelCallEvent
 
 from attack.awkward import AWKWARD
+from attack.random_conversations import OPENINGS
 from strands_sglang.chat.messages import template_messages, template_tools
 from strands_sglang.errors import BridgeRefusedError
 from strands_sglang.tokens import Join
 from support.provider.agents import acting, calculator, lookup
-from support.scripted_engine import ScriptedEngine
+from support.scripted_engine import ScriptedEngine, tool_call
 
 DEEPSEEK = "<｜end▁of▁sentence｜>"
 THREE = ["One.", "Two.", "Three."]
@@ -41,6 +43,16 @@ async def ask(
 
 def exact(turns: list[tuple[Join, bool]]) -> bool:
     return all(same for join, same in turns if join in (Join.ROOT, Join.PROVED, Join.FORKED))
+
+
+@pytest.mark.parametrize("opening", OPENINGS)
+async def test_steps_after_answers_that_nobody_sampled_are_proved(opening: str) -> None:
+    """Such as examples, without the reasoning that sampled turns have."""
+    said = [tool_call("calculator", expression=f"{number}+1") for number in range(3)]
+    replies = [f"<think>\nhm\n</think>\n\n{text}" for text in (*said, "Done.")]
+    messages = copy.deepcopy(list(OPENINGS[opening]))
+    _, turns = await ask("qwen3", replies, "a?", tools=[calculator], messages=messages)
+    assert turns == [(Join.ROOT, True), *[(Join.PROVED, True)] * len(said)]
 
 
 async def test_a_flag_in_the_system_prompt_is_part_of_every_prompt() -> None:
