@@ -22,7 +22,7 @@ from strands_sglang.runs.monitoring.metrics import RunMetrics, bar, curve, durat
 
 _MIN_WIDTH, _MAX_WIDTH = 40, 120  # columns
 _MAX_REASONS = 6  # number of end reasons with a row of their own; the others share one row if they are two or more
-_LABEL = 14  # columns
+_LABEL = 18  # columns: the longest end reason and its mark
 _Row: TypeAlias = "list[tuple[str, str]]"  # a line as pairs of text and style
 
 
@@ -196,11 +196,11 @@ class View:
         done = sum(self.now.end_reasons.values())
         most = max((count for _, _, count in reasons), default=1)
         digits = len(f"{most:,}")
-        wide = max(inner_width - _LABEL - digits - 9, 4)
+        wide = max(inner_width - _LABEL - digits - 9, 0)
         rows: list[_Row] = []
         for kind, name, count in reasons:
             colour = ("green", "yellow", "red")[kind]
-            head = f"{characters.marks[kind]} {name.replace('_', ' ')}".ljust(_LABEL)
+            head = set_cell_size(f"{characters.marks[kind]} {name.replace('_', ' ')}", _LABEL)
             share = f"{100 * count / done:.0f} %" if 100 * count >= done else "<1 %"
             drawn = bar(count / most, wide, characters.bar)
             rows.append([(head + drawn, colour), (f"  {count:>{digits},}", ""), (f"  {share:>5}", "dim")])
