@@ -211,6 +211,22 @@ def test_escaping_equals_the_slow_way(pieces: list[str]) -> None:
     assert control.needs_escape(text) == (control.all_guarded.search(text) is not None)
 
 
+_PIECES = st.lists(st.sampled_from(["<a>", '"b\n', "x", '"', "\\", "é", "\U000f0001", "\ud801"]), max_size=4).map(
+    "".join
+)
+_VALUES = st.recursive(
+    _PIECES | st.integers() | st.none() | st.just({1: "<a>"}),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_PIECES, inner, max_size=3),
+)
+
+
+@pytest.mark.parametrize("literals", [("<a>",), ("<a>", '"b\n')])
+@given(value=_VALUES)
+def test_a_clean_value_is_told_from_its_json(literals: tuple[str, ...], value: Any) -> None:
+    escapes = Escapes(control_of(*literals))
+    assert escapes.escape(value) == escapes._walk(value, False, None)
+
+
 def test_places_of_control_tokens() -> None:
     control = control_of("<a>", "<b>")
     ids = [control.ids["<a>"], 99_999, control.ids["<b>"]]

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 
 from strands_sglang.errors import ConfigurationError, UnsupportedContentError
 
@@ -70,6 +71,8 @@ class ControlTokens:
         """Ids of tokens that take nothing of the text before them into account."""
         self.special = frozenset(token_id for token_id, token in added.items() if token.special)
         """Such a token at the end of a turn is not part of its text."""
+        self._plain_in_json = all(literal.encode() in orjson.dumps(literal) for literal in self.ids)
+        """Whether the literals are the same in JSON: none has a quotation mark, a backslash or a line break."""
         self._any = re.compile(_longest_first(self.ids)) if self.ids else None
         self.all_guarded = _guard(self.ids)
         self._table: npt.NDArray[np.bool_] = np.zeros(max(self.texts, default=-1) + 1, dtype=np.bool_)
@@ -89,6 +92,15 @@ class ControlTokens:
         if not text.isascii() and _may_be_reserved(text) and _RESERVED.search(text):
             return True
         return self._any is not None and self._any.search(text) is not None
+
+    def are_clean(self, value: Any) -> bool:
+        """Return whether no string in a value needs an escape; False if that is not certain."""
+        if not self._plain_in_json:
+            return False
+        try:
+            return not self.needs_escape(orjson.dumps(value).decode())  # one search is much faster than a walk
+        except TypeError:  # a value or a key that JSON does not have, or a lone surrogate
+            return False
 
     def marked(self, text: str) -> str:
         """Return the text with each control-token literal replaced by its mark."""
@@ -237,6 +249,8 @@ class Escapes:
             blind: Whether every character of those literals is replaced, so that data cannot contribute to them
                 whatever the template does.
         """
+        if not composed and self._control.are_clean(value):
+            return value
         return self._walk(value, trusted, _LiteralParts(composed, blind) if composed else None)
 
     def placeholder(self, text: str) -> str:
