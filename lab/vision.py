@@ -1,6 +1,6 @@
 """Make a small vision-language checkpoint that looks at pictures: `tiny-qwen2.5-vl`, `tiny-qwen3-vl`.
 
-Qwen's real vocabulary, image processors and model classes with a few layers, trained for about a minute on one task: a
+Qwen's real vocabulary, image processors and model classes with a few layers, trained for two minutes on one task: a
 user asks for the colour at a place, the model calls the tool `look`, which returns a picture, and says its colour. A
 user may also show the picture at once. `models.py` calls it with the engine's own Python.
 """

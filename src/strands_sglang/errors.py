@@ -1,4 +1,4 @@
-"""Every error that this package raises on purpose.
+"""The errors that this package raises on purpose; those of the published limiters are in `published/`.
 
     StrandsSGLangError
     ├── ConfigurationError (ValueError)       an argument cannot work

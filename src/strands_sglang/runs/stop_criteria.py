@@ -1,7 +1,7 @@
 """When a run ends early: `StopCriteria` (it has enough groups) and `FirstFailures` (it cannot succeed).
 
-`RunOptions.stop_if_first_fail` (`runner.py`, `cli/_run_options.py`; off in `trainers/trl/rollout.py`) sets the limit of
-`FirstFailures`; `RunController` (`controller.py`) tells it how each episode ended.
+`RunOptions.stop_if_first_fail` (`runner.py`, `cli/_run_options.py`) sets the limit of `FirstFailures`; TRL's adapter
+turns it off after its first successful step. `RunController` (`controller.py`) tells it how each episode ended.
 
 Invariant: whether a group is complete and whether a run has enough groups depends only on counts, never on time; more
 episodes never make a complete group incomplete. Once an episode ends in another way, identical failures no longer stop
