@@ -1,4 +1,4 @@
-"""Text for terminals and messages: `escape_for_terminal`, `counted`, `table`, `natural_key`.
+"""Text for terminals and messages: `escape_for_terminal`, `this_command`, `counted`, `table`, `natural_key`.
 
 Invariant: escaped text is a single line without control characters, invisible characters or changes of text direction.
 Content of a ledger cannot manipulate the terminal of the person who reads it.
@@ -7,7 +7,11 @@ Content of a ledger cannot manipulate the terminal of the person who reads it.
 from __future__ import annotations
 
 import re
+import shlex
+import shutil
+import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TextIO
 
 
@@ -24,6 +28,14 @@ def is_terminal(stream: TextIO | None) -> bool:
         return stream is not None and stream.isatty()
     except (AttributeError, ValueError):  # a closed stream, or an incomplete file object
         return False
+
+
+def this_command() -> str:
+    """Return the command line of this process as it was typed: a program that is on the path has no directory."""
+    python, *words = sys.orig_argv
+    if words and (name := Path(words[0]).name) == "strands-sglang":  # the script of an environment: Python runs it
+        return shlex.join([name if shutil.which(name) == words[0] else words[0], *words[1:]])
+    return shlex.join([python, *words])
 
 
 def counted(number: int, noun: str, several: str | None = None) -> str:

@@ -30,7 +30,7 @@ __all__ = ["Check", "Report", "Status", "diagnose"]
 logger = logging.getLogger(__name__)
 
 _NAME_WIDTH = 15  # of the longest name of a check
-_EXIT_CODES = {Status.SKIP: 0, Status.PASS: 0, Status.WARN: 3, Status.FAIL: 1}
+_EXIT_CODES = {Status.SKIP: 0, Status.PASS: 0, Status.WARN: 0, Status.FAIL: 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0 if nothing failed or warned, 3 if there are only warnings, 1 if a check failed."""
+        """0 if no check failed, warnings or not; 1 if one failed."""
         return _EXIT_CODES[self.status]
 
     def count(self, status: Status) -> int:

@@ -42,8 +42,9 @@ def test_limits_and_options_are_checked(capsys: pytest.CaptureFixture[str]) -> N
         (check,) = json.loads(capsys.readouterr().out)["checks"]
         assert check["status"] == "fail" and "--context-length" in check["advice"]
         given = ["--only", "return_logprob", "--sampling-params", '{"top_p": 0.8}', "--json"]
-        assert main(arguments(server.url, *given)) == 3
-        assert "top_p=0.8" in json.loads(capsys.readouterr().out)["checks"][0]["found"]
+        assert main(arguments(server.url, *given)) == 0
+        assert main(arguments(server.url, *given, "--strict")) == 3
+        assert "top_p=0.8" in capsys.readouterr().out
 
 
 def test_no_server(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +57,7 @@ def test_no_server(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monke
 
 def test_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     for given, words in (
-        (arguments("localhost:30000"), "base_url must look like"),
+        (arguments("localhost:30000"), "--base-url must look like"),
         (arguments("http://x", "--agent", "nowhere:build"), "cannot import 'nowhere'"),
         (arguments("http://x", "--agent", "nowhere"), "--agent must be MODULE:FUNCTION"),
         (arguments("http://x", "--model-options", '{"timeout": 1}'), "arguments of SGLangModel only, got 'timeout'"),

@@ -96,7 +96,7 @@ def test_every_command_has_a_help_page_that_takes_little_cpu_time(name: str) -> 
             break
     assert fastest < 0.3
     if not name:
-        assert sorted(imported) == [f"strands_sglang.cli.{module}" for module in ("_command", "main")]
+        assert sorted(imported) == [f"strands_sglang.cli.{module}" for module in ("_command", "_wording", "main")]
         assert all(f"  {command} " in done.stdout for command in COMMANDS)
     else:
         assert f"  strands-sglang {name}" in done.stdout.partition("Examples:")[2]

@@ -64,7 +64,7 @@ def test_the_tokenizer_is_the_one_in_run_json(folder: Path, capsys: pytest.Captu
     del run_file["tokenizer"]
     (folder / "run.json").write_bytes(orjson.dumps(run_file))
     assert main(given) == 2
-    assert "does not name the tokenizer: pass --tokenizer" in capsys.readouterr().err
+    assert "does not name the tokenizer\n  pass --tokenizer" in capsys.readouterr().err
 
 
 def test_equal_differences_are_listed_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,7 +137,8 @@ def test_ledger_text_cannot_add_lines(
     assert main(arguments(tmp_path, "--json")) == 1
     assert capsys.readouterr().out.strip().isascii()
     assert main(arguments(tmp_path, "--episode", evil)) == 2
-    assert capsys.readouterr().err.strip().isprintable()
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2 and all(line.isprintable() for line in lines)
 
 
 def recorded(limits: Limits, **options: Any) -> dict[str, Any]:

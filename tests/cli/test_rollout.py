@@ -180,7 +180,7 @@ def test_wrong_usage(path: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
     for given, words in (
         (["eval", path, "--agent", f"{__name__}:build", *with_reward()], "--tokenizer must be given"),
         ([*base, "--tokenizer", "x"], "--base-url must be given"),
-        ([*base, *url, "--tokenizer", "x", "--client-options", '{"nope": 1}'], "arguments of SGLangClient"),
+        ([*base, *url, "--tokenizer", "x", "--client-options", '{"nope": 1}'], "--client-options has no 'nope'"),
         ([*base, *url, "--tokenizer", "x", "--client", "a:b"], "must not be given together"),
         ([*base, *url, "--tokenizer", TOKENIZER, "--tracker", "comet"], "tracker must be one of"),
         ([*base, *url, "--tokenizer", TOKENIZER, "--model-options", '{"concurency": 1}'], "did you mean 'concurrency'"),

@@ -130,7 +130,7 @@ def test_wrong_usage(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     for arguments, words in (
         ([str(tmp_path / "nothing")], "is not the directory of a run"),
         ([str(folder), "nope\x1b"], r"has no episode 'nope\x1b'"),
-        ([str(folder), "add-"], "several episodes start with 'add-': 'add-2/2', 'add-10/2'; give more of the id"),
+        ([str(folder), "add-"], "several episodes start with 'add-': 'add-2/2', 'add-10/2'\n  give more of the id"),
         ([str(folder), "rich/0", "--tokenizer", str(tmp_path)], "tokenizer must be"),
         ([str(folder), "--text", "x" * 201], "--text must have 1 to 200 characters"),
     ):

@@ -22,7 +22,9 @@ from strands_sglang._checks import did_you_mean
 from strands_sglang._terminal import escape_for_terminal, is_terminal
 from strands_sglang.errors import ConfigurationError
 
-INTERRUPTED = "strands_sglang.interrupted"  # key in `Context.meta`: what an interrupted command leaves; "": reported
+# Keys in `Context.meta`.
+INTERRUPTED = "strands_sglang.interrupted"  # what an interrupted command leaves; "": reported
+CONTEXT = "strands_sglang.context"  # the context of the command that runs
 
 
 class Command(click.Command):
@@ -46,6 +48,16 @@ class Command(click.Command):
         super().__init__(name, callback=callback, help=inspect.getdoc(callback), **settings)
         self.exit_codes, self.examples, self.interrupted = dict(exit_codes or {}), tuple(examples), interrupted
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, those of a section under its title."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            if (record := param.get_help_record(ctx)) is not None:
+                sections.setdefault(getattr(param, "section", "Options"), []).append(record)
+        for title in sorted(sections, key=lambda title: title == "Options"):  # the others keep their order
+            with formatter.section(title):
+                formatter.write_dl(sections[title])
+
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write exit codes and examples; they are not wrapped."""
         lines = [one[2:] if one.startswith("$ ") else f"strands-sglang {one}" for one in self.examples]
@@ -54,6 +66,7 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; what it leaves behind after Ctrl-C is in `Context.meta`."""
         ctx.meta.setdefault(INTERRUPTED, self.interrupted)
+        ctx.meta[CONTEXT] = ctx
         return super().invoke(ctx)
 
 
@@ -89,7 +102,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command to run; name the closest one if there is none of this name."""
         if args and args[0] not in self._table and not args[0].startswith("-"):
-            ctx.fail(f"unknown command {args[0]!r}{did_you_mean(args[0], self._table).rstrip('.')}")
+            ctx.fail(f"there is no command {args[0]!r}{did_you_mean(args[0], self._table).rstrip('.')}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -132,6 +145,20 @@ POSITIVE, NOT_NEGATIVE = click.IntRange(min=1), click.IntRange(min=0)
 """Types of numbers."""
 
 
+class Option(click.Option):
+    """An option that may be listed under a title of its own."""
+
+    section = "Options"
+
+
+def section(title: str, *options: click.Parameter) -> list[click.Parameter]:
+    """Return the options, which are listed under this title."""
+    for one in options:
+        if isinstance(one, Option):
+            one.section = title
+    return list(options)
+
+
 def option(names: str, help: str, type: Any = None, **settings: Any) -> click.Option:
     """Return an option; `names` are separated by spaces, `type` may be a list of choices.
 
@@ -142,12 +169,12 @@ def option(names: str, help: str, type: Any = None, **settings: Any) -> click.Op
     if settings.get("default") is not None:
         settings.setdefault("show_default", True)
     kind = click.Choice(type) if isinstance(type, (list, tuple)) else type
-    return click.Option(names.split(), help=help, type=kind, **settings)
+    return Option(names.split(), help=help, type=kind, **settings)
 
 
 def flag(names: str, help: str) -> click.Option:
     """Return an option without a value."""
-    return click.Option(names.split(), help=help, is_flag=True)
+    return Option(names.split(), help=help, is_flag=True)
 
 
 def run_argument() -> click.Argument:
@@ -191,7 +218,8 @@ def import_function(path: str, option: str, example: str) -> Callable[..., Any]:
         ) from error
     function = getattr(found, name, None)
     if not callable(function):
-        raise ConfigurationError(f"{option}: module {module} has no function {name!r}")
+        close = did_you_mean(name, [one for one in vars(found) if callable(getattr(found, one))])
+        raise ConfigurationError(f"{option}: module {module} has no function {name!r}{close}")
     chosen: Callable[..., Any] = function
     return chosen
 

@@ -17,13 +17,24 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from strands_sglang.cli._command import NOT_NEGATIVE, POSITIVE, function_option, import_function, json_object, option
+from strands_sglang._checks import did_you_mean
+from strands_sglang.cli._command import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    function_option,
+    import_function,
+    json_object,
+    option,
+    section,
+)
 from strands_sglang.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from strands_sglang.engine import SGLangClient
 
 API_KEY = "STRANDS_SGLANG_API_KEY"  # environment variable: an option would be visible to other users
+
+RUN = "What is run"  # title of options on the help page
 
 LIMITS = {
     "max_turns": "turns of an episode",
@@ -43,21 +54,26 @@ _PLAIN = ("samples_per_task", "concurrency", "workers", "stop_after_groups", "mi
 
 def task_params(*, required: bool) -> list[click.Parameter]:
     """Return the parameters that say what is run."""
-    return [
-        click.Argument(["tasks"], metavar="TASKS" if required else "[TASKS]", required=required),
+    tasks = click.Argument(["tasks"], metavar="TASKS" if required else "[TASKS]", required=required)
+    experiment = section(
+        RUN,
         function_option("--agent", "build function: build(task, model) returns an agent", required=required),
         function_option("--reward", "reward function: reward(episode) returns a number"),
         option("--base-url", "address of the SGLang server or router", metavar="URL"),
         function_option("--client", "function that returns the engine, in place of --base-url"),
         option("--tokenizer", "the model's tokenizer: a name or path", metavar="NAME", required=required),
+        option("-n --samples-per-task", "episodes of each task (default: 1)", POSITIVE),
+        option("--concurrency", "episodes that run at once (default: 256)", POSITIVE),
+        option("--workers", "Ray processes (default: 0, run in this process)", NOT_NEGATIVE),
+    )
+    file = section(
+        "Tasks",
         option("--prompt-key", "key of the prompt in a task", default="prompt", metavar="KEY"),
         option("--answer-key", "key of the answer in a task", default="answer", metavar="KEY"),
         option("--id-key", "key of the id in a task", default="id", metavar="KEY"),
         option("--first", "only the first N tasks", POSITIVE),
-        option("-n --samples-per-task", "episodes of each task (default: 1)", POSITIVE),
-        option("--concurrency", "episodes that run at once (default: 256)", POSITIVE),
-        option("--workers", "Ray processes (default: 0, run in this process)", NOT_NEGATIVE),
-    ]
+    )
+    return [tasks, *experiment, *file]
 
 
 def model_params() -> list[click.Parameter]:
@@ -66,12 +82,13 @@ def model_params() -> list[click.Parameter]:
         option(f"--{name.replace('_', '-')}", f"limit of {what}", float if name.endswith("timeout") else int)
         for name, what in LIMITS.items()
     ]
-    return [
-        *limits,
+    sampling = section(
+        "Sampling",
         option("--temperature", "sampling temperature", float, metavar="X"),
         option("--sampling-params", "further sampling parameters of SGLang", json_object, metavar="JSON"),
         option("--model-options", "further arguments of SGLangModel", json_object, metavar="JSON"),
-    ]
+    )
+    return [*section("Limits", *limits), *sampling]
 
 
 def model_arguments(given: Mapping[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
@@ -99,62 +116,74 @@ def setting_params() -> list[click.Parameter]:
     """Return the parameters that say how it is run."""
     return [
         *model_params(),
-        option("--client-options", "further arguments of SGLangClient", json_object, metavar="JSON"),
-        option("--progress", "progress display, on standard error", ["auto", "live", "lines", "none"], default="auto"),
-        option(
-            "--tracker",
-            f"experiment tracker: {', '.join(TRACKERS)}, or MODULE:FUNCTION that returns one",
-            metavar="NAME",
+        *section(
+            "Progress",
+            option("--progress", "display, on standard error", ["auto", "live", "lines", "none"], default="auto"),
+            option(
+                "--tracker",
+                f"experiment tracker: {', '.join(TRACKERS)}, or MODULE:FUNCTION that returns one",
+                metavar="NAME",
+            ),
+            function_option("--on-episode", "called with each episode that ends"),
+            function_option("--on-metrics", "called with the metrics of the run"),
+            option("--metrics-interval", "seconds between two reports of metrics (default: 10)", float),
         ),
-        function_option("--on-episode", "called with each episode that ends"),
-        function_option("--on-metrics", "called with the metrics of the run"),
-        option("--metrics-interval", "seconds between two reports of metrics (default: 10)", float),
-        option("--reward-timeout", "seconds that scoring an episode may take", float),
-        option(
-            "--prefix-warmup",
-            "seconds that samples wait for the first one's prompt to be cached (default: 1; 0: none)",
-            float,
+        *section(
+            "Failures and resuming",
+            option("--preflight/--no-preflight", "check the server before the run (default: yes)", default=None),
+            option(
+                "--stop-if-first-fail",
+                "stop if the first N episodes fail with the same error (default: 8; 0: never)",
+                NOT_NEGATIVE,
+            ),
+            option("--reward-timeout", "seconds that scoring an episode may take", float),
+            option(
+                "--rerun-tool rerun_tools",
+                "tool that is run again when an episode is resumed; can be repeated",
+                metavar="NAME",
+                multiple=True,
+            ),
+            option(
+                "--allow-changed",
+                "part of the experiment that may differ from the recorded run in the directory; can be repeated",
+                ["agent", "reward", "settings", "model", "packages"],
+                multiple=True,
+            ),
+            option(
+                "--tool-arguments", "how the ledger records arguments of tools (default: record)", ["record", "digest"]
+            ),
+            option("--durability", "which crashes a written event survives (default: process)", ["process", "machine"]),
         ),
-        option(
-            "--stop-if-first-fail",
-            "stop if the first N episodes fail with the same error (default: 8; 0: never)",
-            NOT_NEGATIVE,
-        ),
-        option(
-            "--rerun-tool rerun_tools",
-            "tool that is run again when an episode is resumed; can be repeated",
-            metavar="NAME",
-            multiple=True,
-        ),
-        option(
-            "--allow-changed",
-            "part of the experiment that may differ from the recorded run in the directory; can be repeated",
-            ["agent", "reward", "settings", "model", "packages"],
-            multiple=True,
-        ),
-        option("--tool-arguments", "how the ledger records arguments of tools (default: record)", ["record", "digest"]),
-        option("--durability", "which crashes a written event survives (default: process)", ["process", "machine"]),
-        option("--preflight/--no-preflight", "check the server before the run (default: yes)", default=None),
-        option(
-            "--tune-runtime/--no-tune-runtime",
-            "more tool threads and fewer garbage collections (default: yes)",
-            default=None,
-        ),
-        option(
-            "--fast-agents/--no-fast-agents",
-            "run agents without the recursion of the Strands SDK's loop (default: yes)",
-            default=None,
+        *section(
+            "Runtime",
+            option("--client-options", "further arguments of SGLangClient", json_object, metavar="JSON"),
+            option(
+                "--prefix-warmup",
+                "seconds that samples wait for the first one's prompt to be cached (default: 1; 0: none)",
+                float,
+            ),
+            option(
+                "--tune-runtime/--no-tune-runtime",
+                "more tool threads and fewer garbage collections (default: yes)",
+                default=None,
+            ),
+            option(
+                "--fast-agents/--no-fast-agents",
+                "run agents without the recursion of the Strands SDK's loop (default: yes)",
+                default=None,
+            ),
         ),
     ]
 
 
 def group_params() -> list[click.Parameter]:
     """Return the parameters that say which groups are kept."""
-    return [
+    return section(
+        "Groups",
         function_option("--filter", "function that says whether a group is kept; can be repeated", multiple=True),
         option("--stop-after-groups", "stop when N groups are kept", POSITIVE),
         option("--min-samples-per-task", "episodes that complete a task; its others are stopped", POSITIVE),
-    ]
+    )
 
 
 def rollout_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,12 +240,14 @@ def engine_client(base_url: str, options: Mapping[str, Any] | None, connections:
     from strands_sglang.engine import SGLangClient
 
     arguments: dict[str, Any] = {"max_connections": connections, **(options or {})}
+    known = inspect.signature(SGLangClient).parameters.keys() - {"base_url"}
+    for name in arguments.keys() - known:
+        raise ConfigurationError(
+            f"--client-options has no {name!r}{did_you_mean(name, known)} Known: {', '.join(sorted(known))}"
+        )
     if key := os.environ.get(API_KEY):
         arguments.setdefault("api_key", key)
-    try:
-        return SGLangClient(base_url, **arguments)
-    except TypeError as error:
-        raise ConfigurationError(f"--client-options must contain arguments of SGLangClient: {error}") from error
+    return SGLangClient(base_url, **arguments)
 
 
 def read_tasks(given: Mapping[str, Any]) -> list[Any]:

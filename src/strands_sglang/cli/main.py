@@ -9,19 +9,18 @@ top; a command imports the rest of the package when it runs, so that `--help` is
 
 from __future__ import annotations
 
-import io
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from strands_sglang._terminal import escape_for_terminal
+from strands_sglang._terminal import this_command
 from strands_sglang._version import __version__
+from strands_sglang.cli._command import CONTEXT, LazyGroup, epilog, tell
 from strands_sglang.cli._command import INTERRUPTED as LEFT_BEHIND
-from strands_sglang.cli._command import LazyGroup, epilog, tell
+from strands_sglang.cli._wording import error_lines
 from strands_sglang.errors import StrandsSGLangError
 
 COMMANDS = {
@@ -53,7 +52,7 @@ _EXIT_CODES = {
     0: "success",
     1: "the run is broken or differs; an episode, reward, request or check failed",
     2: "invalid arguments, no such run or episode, or the server cannot be used",
-    3: "no result: the run is unfinished or files are missing, or there was nothing to do; doctor: warnings only",
+    3: "no result: the run is unfinished or files are missing, or there was nothing to do; doctor --strict: warnings",
     130: "interrupted by Ctrl-C",
     141: "the reader of standard output closed it",
 }
@@ -96,10 +95,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE
     except KeyboardInterrupt:
         if state := meta.get(LEFT_BEHIND, "nothing was written"):
-            tell(f"interrupted: {state}; run again with: {shlex.join(sys.orig_argv)}")
+            tell(f"interrupted: {state}; run again with: {this_command()}")
         return INTERRUPTED
     except StrandsSGLangError as error:  # may quote a ledger
-        tell(str(error))
+        _tell_error(str(error), meta.get(CONTEXT))
         return USAGE
     except OSError as error:  # a tokenizer's may have several lines
         tell(*str(error).splitlines())
@@ -123,7 +122,11 @@ def _run(arguments: list[str], meta: dict[str, Any]) -> int:
     except click.exceptions.Exit as exit:
         raise SystemExit(exit.exit_code) from None
     except click.ClickException as error:
-        shown = io.StringIO()
-        error.show(shown)
-        print("\n".join(map(escape_for_terminal, shown.getvalue().splitlines())), file=sys.stderr)
+        message = error.format_message()
+        _tell_error(message[:1].lower() + message[1:], getattr(error, "ctx", None))
         raise SystemExit(USAGE) from None
+
+
+def _tell_error(message: str, context: click.Context | None) -> None:
+    command = None if context is None else context.command
+    tell(*error_lines(message, command, PROGRAM if context is None else context.command_path))

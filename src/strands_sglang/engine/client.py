@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from yarl import URL
 
+from strands_sglang._checks import check_int, check_number
 from strands_sglang._slime_args import settings_from_slime_args
 from strands_sglang.engine.call import Call, WorkerPin, check_header
 from strands_sglang.engine.cancellation import CancelScope
@@ -98,12 +99,13 @@ class SGLangClient:
                 hosts receive requests without the API key and headers.
         """
         self._settings = {key: value for key, value in locals().items() if key != "self"}
-        for name in ("max_connections", "connect_timeout", "timeout", "deadline", "first_contact"):
-            if (value := self._settings[name]) is not None and value <= 0:
-                raise ConfigurationError(f"{name} must be above 0, got {value}")
-        for name in ("max_retries", "retry_delay", "max_retry_delay"):
-            if (value := self._settings[name]) is not None and value < 0:
-                raise ConfigurationError(f"{name} must be 0 or above, got {value}")
+        check_int("max_connections", max_connections, optional=False)
+        check_int("max_retries", max_retries, minimum=0)
+        check_number("connect_timeout", connect_timeout)
+        for name in ("timeout", "deadline", "first_contact"):
+            check_number(name, self._settings[name])
+        for name in ("retry_delay", "max_retry_delay"):
+            check_number(name, self._settings[name], above=None, minimum=0, optional=False)
         self._url, credentials = _checked_url(base_url)
         self._generate_url = self._url / "generate"
         self._timeout = timeout

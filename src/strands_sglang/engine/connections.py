@@ -335,7 +335,9 @@ def translate(error: Exception, url: URL, pool: LoopPool, timeout: aiohttp.Clien
     detail = str(error) or type(error).__name__
     # Before a connection exists the engine has received nothing, so there is nothing to abort.
     if isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):
-        return TransientFault(ConnectionLostError(f"could not connect to {url}: {detail}"))
+        number = getattr(error, "errno", None)
+        detail = os.strerror(number) if number and number > 0 else detail
+        return TransientFault(ConnectionLostError(f"could not connect to {url.origin()}: {detail}"))
     if isinstance(error, asyncio.TimeoutError):
         message = f"no complete answer from {url} within {(timeout or pool.session.timeout).total} s"
         return TransientFault(AttemptTimeoutError(message), in_flight=True)

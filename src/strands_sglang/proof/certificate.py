@@ -174,7 +174,7 @@ class Certificate:
         """Return the certificate as text for people; text quoted from the ledger cannot add lines to it.
 
         Args:
-            findings: Maximum number of findings to list.
+            findings: Maximum number of findings to list; those that differ only in their location are one line.
         """
         tokens = self.tokens
         total = sum(self.episodes.values())
@@ -206,13 +206,16 @@ class Certificate:
         ]
         lines = [f"{self.verdict.value.upper()}  {self.source}".rstrip(), f"  {_MEANING[self.verdict]}"]
         lines += [f"  {name:<12} {value}" for name, value in rows if value]
-        listed = sorted(self.findings, key=lambda one: -SEVERITY.index(one.kind.verdict))[:findings]
-        if listed:
+        if self.findings:
             lines.append(
                 f"  findings     {sum(self.found.values()):,}: {_list((k.value, n) for k, n in self.found.items())}"
             )
-            lines += [f"    {finding}" for finding in listed]
-            left = sum(self.found.values()) - len(listed)
+            alike: dict[tuple[FindingKind, str], list[Finding]] = {}
+            for one in sorted(self.findings, key=lambda one: -SEVERITY.index(one.kind.verdict)):
+                alike.setdefault((one.kind, one.message), []).append(one)
+            listed = list(alike.values())[:findings]
+            lines += [f"    {first.text(others=len(others))}" for first, *others in listed]
+            left = sum(self.found.values()) - sum(map(len, listed))
             lines += [f"    and {left:,} more"] if left else []
         return "\n".join(map(escape_for_terminal, lines))
 

@@ -135,8 +135,13 @@ class Finding:
         """Return the finding as plain data."""
         return {**asdict(self), "kind": self.kind.value}
 
+    def text(self, others: int = 0) -> str:
+        """Return the finding as one line; `others`: how many more have the same message at other locations."""
+        place = f"{self.place} and {others:,} more" if others else self.place
+        return escape_for_terminal(f"{self.kind.value}: {place + ': ' if place else ''}{self.message}")
+
     def __str__(self) -> str:
-        return escape_for_terminal(f"{self.kind.value}: {self.place + ': ' if self.place else ''}{self.message}")
+        return self.text()
 
 
 SEVERITY = list(Verdict)

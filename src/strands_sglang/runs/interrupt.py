@@ -9,7 +9,6 @@ shell); only the output differs. Other errors are shown unchanged.
 
 from __future__ import annotations
 
-import shlex
 import signal
 import sys
 import threading
@@ -18,7 +17,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from strands_sglang._terminal import counted
+from strands_sglang._terminal import counted, this_command
 from strands_sglang.runs.monitoring.metrics import RunMetrics
 
 _reported = False  # whether a line was printed that replaces the traceback of the next KeyboardInterrupt
@@ -82,8 +81,3 @@ def interrupted_line(run: RunMetrics, directory: Path | None) -> str:
         return f"interrupted after {done}: nothing was saved; pass directory= to rollout to save and resume a run"
     saved = f"{done} and the recorded turns of the others"
     return f"interrupted: {saved} are saved in {directory}; to resume: {this_command()}"
-
-
-def this_command() -> str:
-    """Return the command line that this process was started with."""
-    return shlex.join(sys.orig_argv)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_type_hints
 
 from strands_sglang._async import run_async
 from strands_sglang._checks import check_int, check_number, chosen, closest_name
+from strands_sglang._terminal import this_command
 from strands_sglang.engine import SGLangClient, TokenEngine, is_server
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.ledger.writer import Durability
@@ -30,7 +31,7 @@ from strands_sglang.runs.controller import RunController
 from strands_sglang.runs.episode import Episode
 from strands_sglang.runs.experiment import Part
 from strands_sglang.runs.groups import GroupCollector, GroupFilter, GroupFilters, RunResult
-from strands_sglang.runs.interrupt import InterruptHandler, interrupted_line, this_command
+from strands_sglang.runs.interrupt import InterruptHandler, interrupted_line
 from strands_sglang.runs.limits import Limits
 from strands_sglang.runs.monitoring.metrics import RunCounters, RunMetrics
 from strands_sglang.runs.monitoring.progress import Progress, Reporter, display_for

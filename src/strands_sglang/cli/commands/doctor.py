@@ -1,6 +1,6 @@
 """`strands-sglang doctor`: checks a server, a tokenizer, an agent and this machine before a run.
 
-Invariant: the exit code is 0 only if no check failed or warned. Nothing is written and the server is not changed.
+Invariant: the exit code is 0 only if no check failed. Nothing is written and the server is not changed.
 """
 
 from __future__ import annotations
@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from dataclasses import replace
 from typing import Any
 
 from strands_sglang._terminal import escape_for_terminal
 from strands_sglang.cli import _command as cli
 from strands_sglang.cli._run_options import API_KEY, model_arguments, model_params
+from strands_sglang.cli._wording import in_options
 
 CHECKS = (
     *("server", "versions", "workers", "sampling", "router", "tokenizer", "template", "soundness", "parser", "agent"),
@@ -20,6 +22,7 @@ CHECKS = (
     *("abort", "clock", "open files", "sandbox", "ray"),
 )
 """Values of `--only`. Listed here because their module imports much."""
+WARNED = 3  # exit code of --strict
 _STYLES = {"PASS": "green", "WARN": "yellow", "FAIL": "red", "SKIP": "dim"}
 
 
@@ -33,6 +36,7 @@ def run(
     worker_host: tuple[str, ...],
     timeout: float,
     only: tuple[str, ...],
+    strict: bool,
     as_json: bool,
     **given: Any,
 ) -> int:
@@ -44,7 +48,7 @@ def run(
     environment variable STRANDS_SGLANG_API_KEY.
     """
     from strands_sglang._async import run_async
-    from strands_sglang.doctor import diagnose
+    from strands_sglang.doctor import Status, diagnose
 
     build = None if agent is None else cli.import_function(agent, "--agent", "my_agent:build")
     if not as_json and sys.stderr.isatty():
@@ -65,15 +69,21 @@ def run(
             **model_arguments(given, diagnose),
         )
     )
+    code = WARNED if strict and report.status is Status.WARN else report.exit_code
     if as_json:
         print(cli.json_text(report.to_dict(), indent=2))
-        return report.exit_code
+        return code
     paint = cli.Paint(cli.wants_colours())
+    checks = tuple(
+        replace(one, found=in_options(one.found, command), advice=in_options(one.advice, command))
+        for one in report.checks
+    )
+    report = replace(report, checks=checks)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for line in report.text(width).splitlines():
         word = line[:4]
         print(paint(word, _STYLES[word], "bold") + line[4:] if word in _STYLES else line)
-    return report.exit_code
+    return code
 
 
 command = cli.Command(
@@ -101,13 +111,14 @@ command = cli.Command(
             "--only", f"only this check: {', '.join(CHECKS)}; can be repeated", CHECKS, metavar="CHECK", multiple=True
         ),
         *model_params(),
+        cli.flag("--strict", "exit with 3 if there are warnings"),
         cli.json_option(),
     ],
     exit_codes={
-        0: "every check passed or was skipped",
+        0: "no check failed",
         1: "a check failed: a run would not work, or would record something other than you expect",
         2: "invalid arguments",
-        3: "there are warnings: a run would work, but slower or with a risk",
+        3: "with --strict: there are warnings: a run would work, but slower or with a risk",
     },
     examples=[
         "doctor --base-url http://localhost:30000 --tokenizer Qwen/Qwen3-8B",

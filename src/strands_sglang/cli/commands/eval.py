@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from strands_sglang._terminal import counted
 from strands_sglang.cli import _command as cli
-from strands_sglang.cli._run_options import setting_params, task_params
+from strands_sglang.cli._run_options import RUN, setting_params, task_params
 from strands_sglang.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -82,16 +82,19 @@ command = cli.Command(
     callback=run,
     params=[
         *task_params(required=False),
-        cli.option("-d --directory", "directory of the run, to record and resume it", metavar="DIR"),
-        cli.option("--recorded", "evaluate the run in this directory", cli.RUN_DIRECTORY, metavar="RUN"),
-        cli.option("-k --k", "values of k (default: 1, 2, 4, ... samples per task)", cli.int_list, metavar="N,N,..."),
-        cli.option("--threshold", "reward from which an episode passes", float, metavar="X", default=1.0),
-        cli.option("--confidence", "confidence of the intervals", float, metavar="X", default=0.95),
-        cli.option(
-            "--unscored",
-            "episodes without a reward: leave them out, or count them as 0",
-            ["skip", "zero"],
-            default="skip",
+        *cli.section(RUN, cli.option("-d --directory", "directory of the run, to record and resume it", metavar="DIR")),
+        *cli.section(
+            "Evaluation",
+            cli.option("--recorded", "evaluate the run in this directory", cli.RUN_DIRECTORY, metavar="RUN"),
+            cli.option("-k --k", "values of k (default: 1, 2, 4, ... samples per task)", cli.int_list, metavar="N,.."),
+            cli.option("--threshold", "reward from which an episode passes", float, metavar="X", default=1.0),
+            cli.option("--confidence", "confidence of the intervals", float, metavar="X", default=0.95),
+            cli.option(
+                "--unscored",
+                "episodes without a reward: leave them out, or count them as 0",
+                ["skip", "zero"],
+                default="skip",
+            ),
         ),
         *setting_params(),
         cli.flag("--markdown", "print Markdown tables"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from strands_sglang.cli import _command as cli
-from strands_sglang.cli._run_options import group_params, setting_params, task_params
+from strands_sglang.cli._run_options import RUN, group_params, setting_params, task_params
 
 if TYPE_CHECKING:
     from strands_sglang.runs import RunResult
@@ -92,7 +92,7 @@ command = cli.Command(
     callback=run,
     params=[
         *task_params(required=True),
-        cli.option("-d --directory", "directory of the run", metavar="DIR", required=True),
+        *cli.section(RUN, cli.option("-d --directory", "directory of the run", metavar="DIR", required=True)),
         *group_params(),
         *setting_params(),
         cli.json_option(),

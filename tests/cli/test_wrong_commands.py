@@ -1,0 +1,156 @@
+"""Wrong command lines: the first line says what is wrong, the next what to do or to type."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from strands_sglang.cli.main import main
+
+RUN = ["rollout", "tasks.jsonl", "--agent", "my_agent:build", "--tokenizer", "T", "-d", "run"]
+URL = ["--base-url", "http://127.0.0.1:9"]
+HELP = "try: strands-sglang rollout --help"
+CLIENT = (
+    "api_key, connect_timeout, deadline, first_contact, headers, max_connections, max_retries, max_retry_delay, "
+    "retry_delay, sampling_names, timeout, worker_hosts"
+)
+
+WRONG = [
+    (["rolout"], "there is no command 'rolout'", "did you mean 'rollout'?"),
+    (["rollout"], "missing argument 'TASKS'", HELP),
+    (["rollout", "tasks.jsonl"], "missing option '--agent'", HELP),
+    (
+        [*RUN, *URL, "--max-tokens", "5"],
+        "no such option '--max-tokens'. (Did you mean one of: '--max-episode-tokens', '--max-new-tokens', "
+        "'--max-turns'?)",
+        HELP,
+    ),
+    (RUN, "--base-url must be given, such as http://localhost:30000", HELP),
+    (
+        ["rollout", "nothing.jsonl", *RUN[2:], *URL],
+        "TASKS must be a JSON Lines file, got 'nothing.jsonl': No such file or directory",
+        HELP,
+    ),
+    (
+        ["rollout", "broken.jsonl", *RUN[2:], *URL],
+        "broken.jsonl, line 1: Extra data: line 1 column 3 (char 2)",
+        "each line must be a JSON object with 'prompt', or a JSON string",
+    ),
+    ([*RUN, *URL, "--max-turns", "0"], "--max-turns must be an int >= 1, got 0", HELP),
+    ([*RUN, *URL, "--metrics-interval", "0"], "--metrics-interval must be a number > 0, got 0.0", HELP),
+    ([*RUN, *URL, "--reward-timeout", "-1"], "--reward-timeout must be a number > 0, got -1.0", HELP),
+    (
+        [*RUN, *URL, "--stop-after-groups", "0"],
+        "invalid value for '--stop-after-groups': 0 is not in the range x>=1",
+        HELP,
+    ),
+    ([*RUN, *URL, "--temperature", "x"], "invalid value for '--temperature': 'x' is not a valid float", HELP),
+    (
+        [*RUN, *URL, "--progress", "lives"],
+        "invalid value for '--progress': 'lives' is not one of 'auto', 'live', 'lines', 'none'",
+        HELP,
+    ),
+    (
+        [*RUN, *URL, "--min-samples-per-task", "3"],
+        "--min-samples-per-task must be at most --samples-per-task (1), got 3",
+        HELP,
+    ),
+    (
+        [*RUN, *URL, "--client-options", '{"max_conections": 3}'],
+        "--client-options has no 'max_conections'",
+        f"did you mean 'max_connections'? Known: {CLIENT}",
+    ),
+    ([*RUN, *URL, "--client-options", '{"timeout": "x"}'], "timeout must be a number > 0, got 'x'", HELP),
+    (
+        [*RUN, *URL, "--client-options", "[1"],
+        "invalid value for '--client-options': not JSON: Expecting ',' delimiter: line 1 column 3 (char 2)",
+        HELP,
+    ),
+    (
+        [*RUN, *URL, "--model-options", '{"base_url": "x"}'],
+        "--model-options must contain arguments of SGLangModel only, got 'base_url'",
+        HELP,
+    ),
+    (
+        [*RUN, "--base-url", "localhost:9"],
+        "--base-url must look like http://localhost:30000 (with http://), got 'localhost:9'",
+        HELP,
+    ),
+    ([*RUN, *URL, "--filter", "keep"], "--filter must be MODULE:FUNCTION, such as my_agent:keep, got 'keep'", HELP),
+    (
+        ["rollout", "tasks.jsonl", "--agent", "my_agent:biuld", *RUN[4:], *URL],
+        "--agent: module my_agent has no function 'biuld'",
+        "did you mean 'build'?",
+    ),
+    (
+        ["rollout", "tasks.jsonl", "--agent", "my_agnt:build", *RUN[4:], *URL],
+        "--agent: cannot import 'my_agnt': No module named 'my_agnt'",
+        "run the command in the directory of the module, or set PYTHONPATH",
+    ),
+    (
+        [*RUN, *URL, "--client", "my_agent:build"],
+        "--client must not be given together with --base-url or --client-options",
+        HELP,
+    ),
+    (
+        [*RUN, *URL, "--tracker", "wand"],
+        "--tracker must be one of 'wandb', 'mlflow', 'tensorboard', or an object with begin, log and end, got 'wand'",
+        HELP,
+    ),
+    (
+        ["eval"],
+        "TASKS must be given, or --recorded with the directory of a run",
+        "try: strands-sglang eval --help",
+    ),
+    (["show"], "missing argument 'RUN'", "try: strands-sglang show --help"),
+    (
+        ["verify", "run"],
+        "run is not the directory of a run: it does not exist",
+        "try: strands-sglang verify --help",
+    ),
+    (
+        ["doctor", *URL, "--tokenizer", "T", "--timeout", "0"],
+        "--timeout must be a finite number > 0, got 0.0",
+        "try: strands-sglang doctor --help",
+    ),
+]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working directory with an agent and tasks."""
+    (tmp_path / "tasks.jsonl").write_text('{"prompt": "Compute 2 + 2."}\n')
+    (tmp_path / "broken.jsonl").write_text("2 + 2\n")
+    (tmp_path / "my_agent.py").write_text("def build(task, model): ...\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(__import__("sys").modules, "my_agent", raising=False)
+
+
+def told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> list[str]:
+    try:
+        code: object = main(arguments)
+    except SystemExit as exit:
+        code = exit.code
+    printed = capsys.readouterr()
+    assert code == 2 and not printed.out
+    return [line for line in printed.err.splitlines() if not line.startswith("[transformers]")]
+
+
+@pytest.mark.parametrize(("arguments", "wrong", "todo"), WRONG, ids=[" ".join(one[0][-2:]) for one in WRONG])
+def test_what_is_wrong_and_what_to_type(
+    arguments: list[str], wrong: str, todo: str, project: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told(arguments, capsys) == [f"strands-sglang: {wrong}", f"  {todo}"]
+
+
+def test_nothing_listens_there(project: None, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = str(Path(__file__).parents[2] / "lab" / "tool_policy" / "canonical")
+    arguments = [*RUN[:5], tokenizer, *RUN[6:], *URL, "--client-options", '{"first_contact": 0.1}']
+    assert told(arguments, capsys) == [
+        "strands-sglang: could not connect to http://127.0.0.1:9: Connection refused",
+        "  nothing ever answered at http://127.0.0.1:9: is the server running there, and is --base-url right (host, "
+        "port, http or https)? it should answer GET /health; to wait for a server that is still starting, pass "
+        "--client-options '{\"first_contact\": 600}'",
+    ]
