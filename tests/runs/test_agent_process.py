@@ -21,6 +21,7 @@ from strands_sglang.runs import EndReason, Limits, ReplayVerdict, RunResult
 from strands_sglang.trainers import write_jsonl
 from strands_sglang.viewer import export_html
 from strands_sglang.viewer.episode import episode_view
+from strands_sglang.viewer.search import search_run
 from support.families import tokenizer
 from support.scripted_engine import Reply, ScriptedEngine, thought, tool_call
 
@@ -103,6 +104,24 @@ async def test_a_failed_process_is_an_agent_error(command: str, what: str) -> No
     assert episode.end_reason is EndReason.AGENT_ERROR
     assert episode.failure is not None and what in episode.failure.message
     assert episode.reward is None
+
+
+async def test_the_end_of_its_error_output_is_kept_if_it_succeeds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_result, _ = await run("--after-turn", "1", "warn", directory=tmp_path)
+    assert next(iter(run_result)).end_reason is EndReason.ANSWERED
+    ledger = Ledger(tmp_path)
+    (id,) = ledger.ids()
+    end = ledger.episode(id).end
+    assert end is not None
+    kept = end.data["error_output"]
+    assert kept == "." * (len(kept) - 19) + " something is <odd>" and 1990 <= len(kept) <= 2000
+    assert main(["show", str(tmp_path), id, "--full"]) == 0
+    assert f"stderr   {kept}" in capsys.readouterr().out
+    assert episode_view(ledger.episode(id))["end"]["error_output"] == kept
+    assert id in search_run(tmp_path, "something is <odd>")
+    assert verify(tmp_path).proved
 
 
 @pytest.mark.parametrize("network", list(Network))

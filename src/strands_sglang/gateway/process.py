@@ -30,7 +30,7 @@ from strands_sglang.tools.process import BoundedOutput
 
 _SUPERVISOR = str(Path(__file__).with_name("supervisor.py"))
 _OUTPUT = 1 << 20  # bytes of each stream that are kept: half of them the first, half the last
-_SHOWN = 2000  # characters of the error output in an error
+_SHOWN = 2000  # characters of the error output that are recorded: the last ones
 _GRACE_SECONDS = 10.0  # that a process has to end by itself after its session has ended
 _PORT = 8000  # in a network namespace of its own, where every port is free
 
@@ -142,11 +142,12 @@ class AgentProcess(RemoteAgent):
                 ended.cancel()
                 alive.close()
                 await asyncio.wait({work})
+                session.error_output = errors.text()[-_SHOWN:].strip()
         if session.error is not None and (session.ended.is_set() or process.returncode):
             raise session.error
         if process.returncode:
             raise AgentProcessError(
-                f"the agent's process ended with exit code {process.returncode}: {errors.text()[-_SHOWN:].strip()}",
+                f"the agent's process ended with exit code {process.returncode}: {session.error_output}",
                 exit_code=process.returncode,
             )
         return output.text().strip()

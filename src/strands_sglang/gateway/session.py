@@ -135,6 +135,8 @@ class Session:
     """The address of the session, and the only thing that protects it."""
     error: StrandsSGLangError | Exception | None = None
     """Why the latest call was not answered; None: it was."""
+    error_output: str = ""
+    """The end of what the agent wrote to its error output; "": nothing, or unknown. Recorded with the episode's end."""
 
     def __post_init__(self) -> None:
         self.closed = False

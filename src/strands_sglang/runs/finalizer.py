@@ -297,6 +297,8 @@ class EpisodeFinalizer:
             "trajectories": [trajectory_summary(trajectory) for trajectory in episode.trajectories],
             "main": -1 if episode.tree.main is None else episode.tree.main,
         }
+        if episode_run.session is not None and episode_run.session.error_output:
+            end["error_output"] = episode_run.session.error_output
         recorder.write(EventKind.END, end)
         await self._flush()
 

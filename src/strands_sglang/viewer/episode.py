@@ -33,6 +33,7 @@ _MAX_DEPTH = 8  # of the time line: tools inside of tools
 _MAX_RESULT = 200_000  # characters of a tool result that are sent to the page
 
 _CALL_FIELDS = ("turn", "parent", "join", "finish_reason", "finish_detail", "prompt_tokens", "within", "versions")
+_END_FIELDS = ("end_reason", "time", "failure", "text", "error_output")
 
 
 def episode_view(
@@ -82,7 +83,7 @@ def episode_view(
             if event.kind is EventKind.REWARD
         ],
         "reward": None if record.reward is None else _plain(record.reward, "value", "parts", "steps", "error"),
-        "end": _plain(record.end, "end_reason", "time", "failure", "text") if record.end is not None else None,
+        "end": None if record.end is None else _plain(record.end, *_END_FIELDS),
         "metrics": used,
         "timeline": timeline(record.events, used),
         "events": [[event.number, event.epoch, event.kind.value, event.data.get("turn")] for event in record.events],

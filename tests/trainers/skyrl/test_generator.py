@@ -16,6 +16,7 @@ from strands.agent.conversation_manager import NullConversationManager
 from strands_sglang.errors import ConfigurationError, MalformedResponseError
 from strands_sglang.runs import Episode, Limits
 from strands_sglang.trainers.rows import PlainRow
+from support.gateway.processes import build_process, multiplies
 from support.rollout.agent_kinds import build_helper, helper_script, step
 from support.rollout.scripts import PromptEngine, steps
 from support.trainers.skyrl_mirror import (
@@ -106,6 +107,18 @@ async def test_batch_with_a_failed_prompt() -> None:
         and output["env_metrics"][0]["accuracy"] == 0.5
     )
     assert output["is_last_step"] is None and output["trajectory_ids"] is None
+
+
+async def test_an_agent_may_be_a_process() -> None:
+    client = Client(PromptEngine(multiplies))
+    output = await generator(client, build=build_process).generate(batch("go", "on"))
+    check(output, 2)
+    assert output["rewards"] == [1.0, 1.0] and output["stop_reasons"] == ["stop", "stop"]
+    sampled = sum(len(client.engine.encode(text + "<|im_end|>")) for text in (multiplies("", 0), "the end"))
+    assert [sum(mask) for mask in output["loss_masks"]] == [sampled, sampled]
+    sent = [request["prompt_token_ids"][0] for request in client.requests]
+    for prompt, response in zip(output["prompt_token_ids"], output["response_ids"], strict=True):
+        assert sum((prompt + response)[: len(one)] == one for one in sent) >= 2
 
 
 async def test_configuration_limits_tokens_and_turns() -> None:

@@ -14,6 +14,7 @@ import pytest
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.runs import Episode
 from strands_sglang.trainers.rows import PlainRow, plain_rows
+from support.gateway.processes import build_process, multiplies
 from support.rollout.agent_kinds import build
 from support.rollout.scripts import PromptEngine, steps
 from support.trainers.grown_episodes import LAYERS, TOP_K, episode_of, experts_of, grown
@@ -87,6 +88,16 @@ def _sampled_texts(servers: Servers, last: list[int]) -> list[str]:
     prompt = servers.engine.decode(servers.engine.calls[-1].ids)
     turns = prompt.split("<|im_start|>assistant\n")[1:-1]
     return [turn.split("<|im_end|>")[0] for turn in turns] + ["the end"]
+
+
+async def test_an_agent_may_be_a_process(loop: Any) -> None:
+    pool = Servers(PromptEngine(multiplies))
+    output = await run(loop, pool, build=build_process, reward=score)
+    last = pool.engine.calls[-1].ids
+    assert (output.prompt_ids + output.response_ids)[: len(last)] == last
+    assert (output.reward_score, output.num_turns) == (1.0, 4) and len(pool.engine.calls) == 2
+    sampled = [multiplies("", 0), "the end"]
+    assert sum(output.response_mask) == sum(len(pool.engine.encode(text + "<|im_end|>")) for text in sampled)
 
 
 async def test_samples_share_a_worker_and_use_several_servers(loop: Any) -> None:

@@ -223,6 +223,9 @@ export class EpisodeView {
       const { kind, message, where } = view.end.failure;
       notes.push(el("details", { class: "note bad", open: true }, el("summary", { text: `${kind}: ${message}` }), where ? longText(where, "code") : null));
     }
+    if (view.end && view.end.error_output) {
+      notes.push(el("details", { class: "note" }, el("summary", { text: "error output of the agent's process" }), longText(view.end.error_output, "code")));
+    }
     for (const problem of view.problems) notes.push(el("div", { class: "note bad", text: problem }));
     if (view.reward && view.reward.error) notes.push(el("div", { class: "note bad", text: `the reward failed: ${view.reward.error}` }));
     if (view.loading) notes.push(el("div", { class: "note loading-tokenizer", role: "status", text: "Loading the tokenizer: tokens are shown as ids until it is there." }));

@@ -1,6 +1,6 @@
 """An agent as a program: a loop over Chat Completions with one tool, with the standard library alone.
 
-python calculator.py QUESTION [--after-turn N COMMAND]     COMMAND: hang, crash, fail, spawn, edit, add
+python calculator.py QUESTION [--after-turn N COMMAND]     COMMAND: hang, crash, fail, warn, spawn, edit, add
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ def act(command: str, messages: list[Any]) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif command == "fail":
         sys.exit("something is missing")
+    elif command == "warn":
+        print("first" + "." * 3000 + " something is <odd>", file=sys.stderr)
     elif command == "spawn":
         print(subprocess.Popen(["sleep", "600"], start_new_session=True).pid, flush=True)
     elif command == "edit":
