@@ -13,7 +13,8 @@
     ├── TreeError                             a turn that cannot be part of this tree
     │   └── RecordError                       a recorded tree or trajectory that cannot be read
     ├── ToolUnavailableError                  a tool cannot work now; raised by any tool, it ends the episode
-    │   └── SandboxUnavailableError           this machine cannot sandbox model-written code
+    │   ├── SandboxUnavailableError           this machine cannot sandbox model-written code
+    │   └── OtherModelError                   another model of the episode failed, or its answer was truncated
     ├── AgentProcessError                     the process of an agent ended with an error
     ├── LedgerError                           a ledger that cannot be read or written
     ├── RunStoppedError                       the first episodes of a run all failed for the same reason
@@ -188,6 +189,18 @@ class SandboxUnavailableError(ToolUnavailableError):
         self.program = program
         self.reason = reason
         """The program's own message; "" if it is not installed."""
+
+
+class OtherModelError(ToolUnavailableError):
+    """Another model of the episode, such as a simulated user, failed for good, or its answer was truncated.
+
+    The episode ends as `EndReason.OTHER_MODEL_ERROR`: unscored, untrained and resumable. In a reward, scoring fails.
+    """
+
+    def __init__(self, message: str = "", *, model: str = "") -> None:
+        super().__init__(message)
+        self.model = model
+        """Its name, as in `rollout(models={name: ...})`."""
 
 
 class RunStoppedError(StrandsSGLangError):

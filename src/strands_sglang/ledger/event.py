@@ -14,6 +14,8 @@ docs/contributing/add-an-event-field.md has the steps.
 | `PARTIAL_CALL` | `PartialCallData` | `SampledArrays` | `recording/event_data.py`                         |
 | `CALL_ERROR`   | `CallErrorData`   |                 | `recording/event_data.py`                         |
 | `TOOL`         | `ToolData`        |                 | `recording/tool_recorder.py`                      |
+| `MODEL`        | `ModelData`       |                 | `recording/other_models.py`                       |
+| `MODEL_ERROR`  | `ModelErrorData`  |                 | `recording/other_models.py`                       |
 | `RESUME`       | `ResumeData`      |                 | `workers/local.py`                                |
 | `ROLLBACK`     | `RollbackData`    |                 | `recording/event_log.py`, `finalizer.py`          |
 | `REWARD`       | `RewardData`      |                 | `finalizer.py`                                    |
@@ -49,6 +51,10 @@ class EventKind(str, Enum):
     """An engine call failed with an error that the agent may have seen. Data: `CallErrorData`."""
     TOOL = "tool"
     """A tool call got its result. Data: `ToolData`."""
+    MODEL = "model"
+    """Another model than the policy answered: a simulated user, a judge. Data: `ModelData`."""
+    MODEL_ERROR = "model_error"
+    """Another model gave no usable answer. Data: `ModelErrorData`."""
     RESUME = "resume"
     """Another process took over the episode, in the next epoch. Data: `ResumeData`."""
     ROLLBACK = "rollback"
@@ -62,8 +68,8 @@ class EventKind(str, Enum):
     """A teacher model scored the sampled tokens, after the end. Data: `TeacherData`, arrays: `TeacherArrays`."""
 
 
-AFTER_END = (EventKind.REWARD, EventKind.TEACHER)
-"""Kinds of events that may follow the end of an episode."""
+AFTER_END = (EventKind.REWARD, EventKind.TEACHER, EventKind.MODEL, EventKind.MODEL_ERROR)
+"""Kinds of events that may follow the end of an episode: it is scored again, perhaps by a judge."""
 
 
 @dataclass(slots=True)
@@ -309,6 +315,44 @@ class ToolData(TypedDict):
     """Turns that were committed inside of the tool call, as by a sub-agent."""
     within: list[str]
     """Ids of the tool calls that this call was made inside of, outermost first."""
+
+
+# --- other models -----------------------------------------------------------------------------------------------------
+
+
+class ModelCallData(TypedDict):
+    """Fields that both events of other models share."""
+
+    name: str
+    """Name of the model, as in `rollout(models={name: ...})`."""
+    request_digest: str
+    """Digest of all that it was asked: name, messages, tools, system prompt and schema, 32 hex digits."""
+    asked: Any
+    """Content of the last message that it was sent; None: only the digest is recorded (`tool_arguments="digest"`), or
+    it is not JSON data."""
+    within: list[str]
+    """Ids of the tool calls that it was asked inside of, outermost first."""
+    attempts: int
+    """How often it was asked, retries included."""
+    seconds: float
+    """Duration in seconds, with waits between attempts."""
+
+
+class ModelData(ModelCallData):
+    """`MODEL`: an answer of another model. It is in no trajectory, and its tokens are not recorded."""
+
+    answer: list[Any]
+    """The answer as stream events of the Strands SDK, adjacent pieces of one text joined; for structured output, the
+    last one is `{"output": ...}`."""
+
+
+class ModelErrorData(ModelCallData):
+    """`MODEL_ERROR`: why another model gave no usable answer."""
+
+    error: str
+    """Class name of the error."""
+    message: str
+    """Its message."""
 
 
 # --- resume, rollback, reward, end ------------------------------------------------------------------------------------

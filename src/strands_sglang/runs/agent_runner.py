@@ -1,7 +1,7 @@
 """Builds and runs the agent of one episode (`EpisodeRun`), and determines how its run ended (`run_agent`).
 
 `workers/local.py` decides the end reasons that come from outside the agent: `timeout`, `paused`, `not_needed`, and
-`engine_error` or `tool_unavailable` if the agent did not let the outage pass.
+`engine_error`, `tool_unavailable` or `other_model_error` if the agent did not let the outage pass.
 
 Invariant: whatever the agent does, an `AgentOutcome` is returned; only cancellation is raised. The episode scope and
 the recording of its tools are set only in the task that runs `EpisodeRun.run`.
@@ -12,11 +12,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from strands.models import Model
 from strands.types.exceptions import (
     ContextWindowOverflowException,
     EventLoopException,
@@ -34,6 +35,7 @@ from strands_sglang.errors import (
     DivergedError,
     EngineError,
     FailedCallError,
+    OtherModelError,
     TokenBudgetError,
     ToolUnavailableError,
     TurnAbortedError,
@@ -46,6 +48,7 @@ from strands_sglang.runs.end_reason import EndReason, LimitReachedError
 from strands_sglang.runs.episode import Failure
 from strands_sglang.runs.limits import Limits, MultiAgentLimits
 from strands_sglang.runs.main_branch import answer_of, main_turn
+from strands_sglang.runs.recording.other_models import OtherModels, takes_models
 from strands_sglang.runs.recording.recorder import EpisodeRecorder, within
 from strands_sglang.runs.recording.replay_log import RecordEndedError
 from strands_sglang.runs.recording.tool_recorder import ToolRecorder, current_tool_recorder, record_tools
@@ -110,6 +113,7 @@ def failure_of(error: BaseException) -> Failure:
 
 
 _END_REASONS: dict[type[BaseException], EndReason] = {
+    OtherModelError: EndReason.OTHER_MODEL_ERROR,
     ContextWindowOverflowException: EndReason.CONTEXT_LENGTH,
     ContextOverflowError: EndReason.CONTEXT_LENGTH,
     TokenBudgetError: EndReason.TOKEN_LIMIT,
@@ -198,13 +202,18 @@ class EpisodeRun:
         limits: Limits,
         rerun_tools: frozenset[str],
         gateways: Gateways,
+        models: Mapping[str, Model] | None = None,
     ) -> AgentOutcome:
-        """Build the agent and run it. Must run in its own task: context variables are set here."""
+        """Build the agent and run it. Must run in its own task: context variables are set here.
+
+        `models` are the other models of the run; None, in a replay: they have only their recorded answers.
+        """
         await self.recorder.wait_for_slot()
         current_tool_recorder.set(ToolRecorder(self.recorder, limits.tool_timeout, rerun_tools))
         with model.episode(self.tokens):
             try:
-                agent = build(self.task, model)
+                others = OtherModels.of_episode(models, self.id, self.recorder)
+                agent = build(self.task, model, models=others) if takes_models(build) else build(self.task, model)
                 agent, self.main_agent = _check_built(await agent if inspect.isawaitable(agent) else agent)
                 if isinstance(agent, RemoteAgent):
                     agent = partial(self._run_remote, agent, model, gateways)

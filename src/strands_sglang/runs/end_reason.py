@@ -43,6 +43,8 @@ class EndReason(str, Enum):
     """The engine failed permanently."""
     TOOL_UNAVAILABLE = "tool_unavailable"
     """A tool raised `ToolUnavailableError`, for example because no sandbox can be started."""
+    OTHER_MODEL_ERROR = "other_model_error"
+    """Another model of the episode, such as a simulated user, failed for good, or was truncated when an agent asked."""
     AGENT_ERROR = "agent_error"
     """The agent's code, or `build`, raised an error."""
 
@@ -58,8 +60,14 @@ class EndReason(str, Enum):
 
     @property
     def failed(self) -> bool:
-        """Whether the engine, a tool or the agent's code failed; such an episode keeps the tokens it has."""
-        return self in (EndReason.ENGINE_ERROR, EndReason.TOOL_UNAVAILABLE, EndReason.AGENT_ERROR)
+        """Whether the engine, a tool, another model or the agent's code failed; the episode keeps the tokens it has."""
+        return self in _FAILED
+
+
+_FAILED = (
+    *(EndReason.ENGINE_ERROR, EndReason.TOOL_UNAVAILABLE, EndReason.OTHER_MODEL_ERROR),
+    EndReason.AGENT_ERROR,
+)
 
 
 class LimitReachedError(StrandsSGLangError):

@@ -73,6 +73,10 @@ class EpisodeMetrics:
     """Seconds spent waiting for the engine, summed over calls."""
     tool_seconds: float = 0.0
     """Seconds spent waiting for tools, summed over calls."""
+    other_model_calls: int = 0
+    """Questions to other models of the episode (a simulated user, a judge), those answered from the record included."""
+    other_model_seconds: float = 0.0
+    """Seconds spent waiting for other models, summed over calls."""
     versions: list[str | None] = field(default_factory=list)
     """Weight versions of the sampled tokens, in the order of first use; None: the engine did not report a version."""
 

@@ -21,6 +21,10 @@ from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import orjson
+from strands.models import Model
+
+from strands_sglang._json import dump_bytes
 from strands_sglang._version import __version__
 from strands_sglang.engine import is_server
 from strands_sglang.errors import ConfigurationError, EngineError
@@ -92,7 +96,17 @@ def _settings(run_spec: RunSpec) -> str:
     settings = run_spec.settings()
     settings.setdefault("sampling_params", settings.pop("params", None))
     kept = {name: value for name, value in settings.items() if name not in _OPERATIONAL}
+    kept["models"] = {name: _described(model) for name, model in run_spec.models.items()}
     return json.dumps(_compact(kept), sort_keys=True)
+
+
+def _described(model: Any) -> Any:
+    """Return class and settings of another model, without what may hold secrets; of a function, its source."""
+    if not isinstance(model, Model):
+        return function_source(model)
+    config: Any = orjson.loads(dump_bytes(model.get_config()))
+    given = config if isinstance(config, dict) else {}
+    return {"class": type(model).__name__, **{name: given[name] for name in given if not _SECRET.search(name)}}
 
 
 def _compact(value: Any) -> Any:

@@ -18,6 +18,8 @@ from concurrent.futures import Future
 from dataclasses import asdict
 from typing import Any, cast
 
+from strands.models import Model
+
 from strands_sglang._json import dump_text
 from strands_sglang._terminal import counted
 from strands_sglang.engine import RoutedExperts
@@ -38,7 +40,9 @@ from strands_sglang.provider.episode import conversations
 from strands_sglang.runs.agent_runner import AgentOutcome, EpisodeRun
 from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.runs.episode import Episode
+from strands_sglang.runs.recording.other_models import OtherModels, takes_models
 from strands_sglang.runs.recording.recorder import EpisodeRecorder
+from strands_sglang.runs.recording.replay_log import ReplayLog
 from strands_sglang.runs.resume import messages_data, restored
 from strands_sglang.runs.reward import Reward, describe_error, own_turns
 from strands_sglang.runs.workers.spec import EpisodeSpec
@@ -54,28 +58,37 @@ class RewardRunner:
         """Validate the signature of the function; ConfigurationError unless it takes one or two arguments.
 
         Args:
-            function: Takes the episode, or the task and the episode. An async function is awaited on the event loop;
-                any other runs in a thread, because it may block.
+            function: Takes the episode, or the task and the episode, and perhaps `models`. An async function is awaited
+                on the event loop; any other runs in a thread, because it may block.
             timeout: Seconds one call may take; None: no limit. The thread of a function that exceeds it cannot be
                 stopped; it keeps running, its result is discarded, and it no longer counts towards `threads`.
             threads: Number of calls that may run in threads at the same time.
         """
         self._function, self._timeout = function, timeout
-        self._takes_task = _takes_task(function)
+        self._takes_task, self._takes_models = _takes_task(function), takes_models(function)
         self._is_async = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
         self._slots = asyncio.Semaphore(threads)
 
-    async def score(self, episode: Episode) -> Reward:
-        """Return the reward of an episode. Raises nothing but cancellation and KeyboardInterrupt."""
-        if self._is_async:
-            return await self._with_timeout(self._on_loop(episode))
-        async with self._slots:
-            return await self._with_timeout(self._in_thread(episode))
+    async def score(self, episode: Episode, models: OtherModels | None = None) -> Reward:
+        """Return the reward of an episode. Raises nothing but cancellation and KeyboardInterrupt.
 
-    def _call(self, episode: Episode) -> Any:
+        `models` are the other models that it may ask, until it has answered; None: there are none.
+        """
+        given = {"models": {} if models is None else models} if self._takes_models else {}
+        try:
+            if self._is_async:
+                return await self._with_timeout(self._on_loop(episode, given))
+            async with self._slots:
+                return await self._with_timeout(self._in_thread(episode, given))
+        finally:
+            if models is not None:
+                models.close()
+
+    def _call(self, episode: Episode, given: Mapping[str, Any]) -> Any:
         """Call the function; an error it raises is returned as a `Reward` with an error."""
         try:
-            return self._function(episode.task, episode) if self._takes_task else self._function(episode)
+            arguments = (episode.task, episode) if self._takes_task else (episode,)
+            return self._function(*arguments, **given)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # `exit()` in a reward must not end the run
@@ -95,10 +108,10 @@ class RewardRunner:
         except BaseException as error:
             return Reward(error=describe_error(error, self._function))
 
-    async def _on_loop(self, episode: Episode) -> Reward:
-        return await self._to_reward(self._call(episode), episode)
+    async def _on_loop(self, episode: Episode, given: Mapping[str, Any]) -> Reward:
+        return await self._to_reward(self._call(episode, given), episode)
 
-    async def _in_thread(self, episode: Episode) -> Reward:
+    async def _in_thread(self, episode: Episode, given: Mapping[str, Any]) -> Reward:
         """Call the function in a new thread.
 
         Calls that never return would exhaust a pool, and a thread that is used again has the event loop and the other
@@ -110,7 +123,7 @@ class RewardRunner:
 
         def run() -> None:
             try:
-                answer.set_result(context.run(self._call, episode))
+                answer.set_result(context.run(self._call, episode, given))
             except BaseException as error:
                 answer.set_exception(error)
 
@@ -137,7 +150,7 @@ def _takes_task(function: Callable[..., Any]) -> bool:
     if not callable(function):
         raise ConfigurationError(f"reward must be a function of the episode, got {function!r:.200}")
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = [one for name, one in inspect.signature(function).parameters.items() if name != "models"]
     except (TypeError, ValueError):  # a function written in C has no signature
         return False
     needed = [
@@ -162,20 +175,34 @@ def append_after_end(
     arrays: Mapping[str, Any] | None = None,
 ) -> None:
     """Write an event (a kind of `AFTER_END`) after the end of a recorded episode."""
+    _chain_after_end(writer, record).append(kind, data, arrays)
+
+
+def _chain_after_end(writer: LedgerWriter, record: EpisodeRecord) -> HashChain:
     # No other process writes events of this episode any more, so the epoch stays the same.
     epoch = record.events[-1].epoch
-    chain = HashChain(writer.write, record.id, epoch=epoch, number=record.next_number, head=record.head)
-    chain.append(kind, data, arrays)
+    return HashChain(writer.write, record.id, epoch=epoch, number=record.next_number, head=record.head)
 
 
 class EpisodeFinalizer:
     """Scores the episodes of one worker and writes their ends."""
 
     def __init__(
-        self, scorer: RewardRunner | None, writer: LedgerWriter | None, fingerprint: Mapping[str, str]
+        self,
+        scorer: RewardRunner | None,
+        writer: LedgerWriter | None,
+        fingerprint: Mapping[str, str],
+        models: Mapping[str, Model] | None = None,
     ) -> None:
-        """Create a finalizer; scorer None: episodes are not scored, writer None: nothing is written."""
-        self._scorer, self._writer, self._fingerprint = scorer, writer, dict(fingerprint)
+        """Create a finalizer.
+
+        Args:
+            scorer: Scores the episodes; None: they are not scored.
+            writer: Writes events; None: nothing is written.
+            fingerprint: The experiment.
+            models: Other models, which the reward may ask; None: only their recorded answers are known.
+        """
+        self._scorer, self._writer, self._fingerprint, self._models = scorer, writer, dict(fingerprint), models
 
     async def episode(
         self,
@@ -229,7 +256,8 @@ class EpisodeFinalizer:
             images=_images(episode_run, spec, recorded_tree),
         )
         if self._scorer is not None and not outcome.end_reason.resumable:
-            episode.reward_detail = await self._scorer.score(episode)
+            judges = OtherModels.of_episode(self._models, spec.id, recorder, scoring=True)
+            episode.reward_detail = await self._scorer.score(episode, judges)
         recorder.ending = True
         episode.time = time.time()
         if not len(tree) and outcome.end_reason is EndReason.ANSWERED:
@@ -265,14 +293,25 @@ class EpisodeFinalizer:
         episode = restored(record)
         if self._scorer is None or episode.end_reason.resumable:
             return episode
-        episode.reward_detail = await self._scorer.score(episode)
+        chain = None if self._writer is None else _chain_after_end(self._writer, record)
+        episode.reward_detail = await self._scorer.score(
+            episode,
+            OtherModels(
+                self._models,
+                record.id,
+                log=ReplayLog(record),
+                write=lambda kind, data: chain.append(kind, data) if chain is not None else None,
+                metrics=episode.metrics,
+                put=None if self._writer is None else self._writer.put_file,
+            ),
+        )
         by = self._fingerprint.get("reward", "")
         episode.fingerprint = {**episode.fingerprint, "reward": by} if by else episode.fingerprint
-        if self._writer is not None:
+        if chain is not None:
             reward: RewardData = {**episode.reward_detail.to_dict(), "time": time.time()}
             if by:
                 reward["by"] = by
-            append_after_end(self._writer, record, EventKind.REWARD, reward)
+            chain.append(EventKind.REWARD, reward)
             await self._flush()
         return episode
 

@@ -38,6 +38,7 @@ from strands_sglang.runs.monitoring.progress import Progress, Reporter, display_
 from strands_sglang.runs.monitoring.trackers import TrackedRun, Tracker, Tracking, tracker_for
 from strands_sglang.runs.preflight import preflight_run
 from strands_sglang.runs.recording.event_data import ToolArguments
+from strands_sglang.runs.recording.other_models import checked_models
 from strands_sglang.runs.resume import PreviousRun, directory_lock, read_previous_run
 from strands_sglang.runs.stop_criteria import StopCriteria
 from strands_sglang.runs.task import Task, check_unique
@@ -159,6 +160,7 @@ async def rollout(
     progress: bool | str | Progress = False,
     on_episode: Callable[[Episode], Any] | None = None,
     tracker: str | Tracker | None = None,
+    models: Mapping[str, Any] | None = None,
     options: RunOptions | None = None,
     **model_options: Unpack[ModelOptions],
 ) -> RunResult:
@@ -193,6 +195,9 @@ async def rollout(
             run (`episode.restored`).
         tracker: Experiment tracker that receives the run's metrics: "wandb", "mlflow", "tensorboard" (each an extra),
             or a `Tracker`; None: none.
+        models: Other models than the policy, by name, such as a simulated user or a judge: Strands models, or functions
+            that make one in each process. `build(task, model, models)` and `reward(episode, models)` get those of
+            their episode. Their answers are recorded, and never trained. None: there are none.
         options: Less common options; None: the defaults of `RunOptions`.
         **model_options: Further arguments of `SGLangModel`: `sampling_params`, `tool_parser`, `enable_thinking`, ...
 
@@ -239,6 +244,7 @@ async def rollout(
         raise ConfigurationError(
             f"min_samples_per_task must be at most samples_per_task ({samples_per_task}), got {min_samples_per_task}"
         )
+    others = checked_models(models, build, reward)
     checked = checked_tasks(tasks)
     own_client = None
     if client is None:
@@ -251,6 +257,7 @@ async def rollout(
         client=client,
         limits=limits or Limits(),
         model_options=dict(model_options),
+        models=others,
         directory=path,
         run=uuid.uuid4().hex,
         durability=options.durability,

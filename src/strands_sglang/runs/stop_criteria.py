@@ -91,12 +91,11 @@ def failure_line(failure: Failure) -> str:
 
 
 def _run_error(episode: Episode) -> Failure | None:
-    """Return the error of the agent's code, of a tool, a rejected request or the reward; None: none, or an outage."""
+    """Return the error of agent, tool, other model, rejected request or reward; None: none, or an engine's outage."""
     if (error := episode.reward_detail.error) is not None:
         kind, _, message = error.partition(": ")
         return Failure(kind, message)
     failure, end_reason = episode.failure, episode.end_reason
-    if failure is None or end_reason in (EndReason.AGENT_ERROR, EndReason.TOOL_UNAVAILABLE):
+    if failure is None or end_reason is not EndReason.ENGINE_ERROR:
         return failure
-    is_rejected = end_reason is EndReason.ENGINE_ERROR and failure.kind == RequestRejectedError.__name__
-    return failure if is_rejected else None
+    return failure if failure.kind == RequestRejectedError.__name__ else None

@@ -31,7 +31,15 @@ from strands_sglang.runs.workers.spec import EpisodeSpec, RunSpec
 from strands_sglang.trainers.chat_tasks import chat_task
 from strands_sglang.trainers.rows import PlainRow, plain_rows
 from strands_sglang.trainers.statuses import is_trainable
-from strands_sglang.trainers.worker_pool import PerLoop, agent_functions, bound_limits, new_spec, pad_id_of, run_episode
+from strands_sglang.trainers.worker_pool import (
+    PerLoop,
+    agent_functions,
+    bound_limits,
+    named_models,
+    new_spec,
+    pad_id_of,
+    run_episode,
+)
 
 try:
     from areal import workflow_context
@@ -139,6 +147,7 @@ class StrandsWorkflow(RolloutWorkflow):  # type: ignore[misc]
         model: Mapping[str, Any] | None = None,
         failed: Failed | str = Failed.MASK,
         reward_timeout: float | None = None,
+        models: Mapping[str, Any] | str | None = None,
     ) -> None:
         """Make a workflow. Functions may be given as dotted paths, for workflows that another process makes.
 
@@ -150,9 +159,11 @@ class StrandsWorkflow(RolloutWorkflow):  # type: ignore[misc]
             task: Makes a task from a row of the dataset; None: `row_task`.
             limits: Limits of an episode, in addition to those of `gconfig`.
             reward_timeout: Time limit for scoring an episode, in seconds; None means no limit.
+            models: Other models of an episode, as for `rollout`; they and the dict may be dotted paths.
         """
         self._build, self._reward, self._task = agent_functions(build, reward, task or row_task)
         self._reward_timeout = reward_timeout
+        self._models = named_models(models, self._build, self._reward)
         self._failed = Failed(failed)
         self.tokenizer = _loaded(tokenizer)
         given = GenerationHyperparameters(**gconfig) if isinstance(gconfig, Mapping) else gconfig
@@ -189,6 +200,7 @@ class StrandsWorkflow(RolloutWorkflow):  # type: ignore[misc]
             limits=self._limits,
             model_options={**self._model, "sampling_params": {**sampling, **self._model.get("sampling_params", {})}},
             reward_timeout=self._reward_timeout,
+            models=self._models,
         )
 
     def _log_stats(self, episode: Episode | None, reward: float) -> None:

@@ -40,7 +40,15 @@ from strands_sglang.tokens.arrays import VersionSpan, logprob_array
 from strands_sglang.trainers.chat_tasks import chat_task, plain
 from strands_sglang.trainers.rows import Branches, PlainRow, plain_rows
 from strands_sglang.trainers.statuses import TrainerStatus, is_trainable, status_of
-from strands_sglang.trainers.worker_pool import PerLoop, agent_functions, bound_limits, new_spec, pad_id_of, run_episode
+from strands_sglang.trainers.worker_pool import (
+    PerLoop,
+    agent_functions,
+    bound_limits,
+    named_models,
+    new_spec,
+    pad_id_of,
+    run_episode,
+)
 
 try:
     from skyrl.train.generators.base import GeneratorInterface
@@ -280,6 +288,7 @@ class StrandsGenerator(GeneratorInterface):  # type: ignore[misc]
         limits: Limits | None = None,
         model: Mapping[str, Any] | None = None,
         reward_timeout: float | None = None,
+        models: Mapping[str, Any] | str | None = None,
     ) -> None:
         """Make a generator. Functions may be given as dotted paths.
 
@@ -291,9 +300,11 @@ class StrandsGenerator(GeneratorInterface):  # type: ignore[misc]
             task: Makes a task from a prompt and its `env_extras`; None: `row_task`.
             limits: Limits of an episode, in addition to those of `generator_cfg`.
             reward_timeout: Time limit for scoring an episode, in seconds; None means no limit.
+            models: Other models of an episode, as for `rollout`; they and the dict may be dotted paths.
         """
         self._build, self._reward, self._task = agent_functions(build, reward, task or row_task)
         self._reward_timeout = reward_timeout
+        self._models = named_models(models, self._build, self._reward)
         self._cfg, self._client, self.tokenizer = generator_cfg, inference_engine_client, load_tokenizer(tokenizer)
         self._name, self._model = policy_model_name, dict(model or {})
         self._limits = limits or Limits()
@@ -409,6 +420,7 @@ class StrandsGenerator(GeneratorInterface):  # type: ignore[misc]
             limits=self._limits,
             model_options=options,
             reward_timeout=self._reward_timeout,
+            models=self._models,
         )
 
 

@@ -78,6 +78,7 @@ STATUS_BY_END: Mapping[EndReason, TrainerStatus] = {
     EndReason.PAUSED: TrainerStatus.ABORTED,
     EndReason.ENGINE_ERROR: TrainerStatus.FAILED,
     EndReason.TOOL_UNAVAILABLE: TrainerStatus.FAILED,
+    EndReason.OTHER_MODEL_ERROR: TrainerStatus.FAILED,
     EndReason.AGENT_ERROR: TrainerStatus.FAILED,
 }
 

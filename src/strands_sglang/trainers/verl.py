@@ -43,6 +43,7 @@ from strands_sglang.trainers.worker_pool import (
     PerLoop,
     bound_limits,
     import_by_path,
+    named_models,
     new_spec,
     pad_id_of,
     run_episode,
@@ -267,6 +268,8 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]
     """Names of the reward's parts that verl averages as validation metrics."""
     reward_timeout: Any = None
     """Time limit for scoring an episode, in seconds; None means no limit."""
+    models: Any = None
+    """Other models of an episode, as for `rollout`; they and the dict may be dotted paths."""
     expert_shape: Any = None
     """Layers and top k of the model; required if verl replays routed experts (`enable_rollout_routing_replay`)."""
     teacher: Any = None
@@ -286,6 +289,7 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]
         if not callable(self._build):
             raise ConfigurationError(f"build must be a function or its dotted path, got {self.build!r}")
         self._task = import_by_path(self.task) or row_task
+        self._models = named_models(self.models, self._build, self._reward)
         rollout = self.rollout_config
         self._prompt_length, self._response_length = int(rollout.prompt_length), int(rollout.response_length)
         self._limits = self._bounds()
@@ -338,7 +342,7 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]
 
     def _worker(self) -> LocalWorker:
         """Shared, because verl makes an agent loop for every sample."""
-        settings = tuple(repr(getattr(self, name)) for name in ("model", "reward_timeout"))
+        settings = tuple(repr(getattr(self, name)) for name in ("model", "models", "reward_timeout"))
         key = (self._build, self._reward, id(self.server_manager), id(self.tokenizer), self._limits, settings)
         return _WORKERS.get(lambda: LocalWorker(self._run_spec()), key)
 
@@ -357,6 +361,7 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]
             limits=self._limits,
             model_options=options,
             reward_timeout=self.reward_timeout,
+            models=self._models,
         )
 
     def _bounds(self) -> Limits:

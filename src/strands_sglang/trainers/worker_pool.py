@@ -22,6 +22,7 @@ from strands_sglang.errors import ConfigurationError
 from strands_sglang.runs.episode import Episode
 from strands_sglang.runs.limits import Limits
 from strands_sglang.runs.offline.teacher import TeacherScorer
+from strands_sglang.runs.recording.other_models import checked_models
 from strands_sglang.runs.task import Task
 from strands_sglang.runs.workers.local import LocalWorker
 from strands_sglang.runs.workers.spec import EpisodeSpec
@@ -135,6 +136,14 @@ def agent_functions(build: Any, reward: Any, task: Any) -> tuple[Any, Any, Any]:
             f"build and reward must be functions or their dotted paths, got {build!r} and {reward!r}"
         )
     return functions
+
+
+def named_models(models: Any, build: Any, reward: Any) -> dict[str, Any]:
+    """Return the other models of a run; they, their dict or functions that make them may be given by dotted path."""
+    given = import_by_path(models)
+    if isinstance(given, Mapping):
+        given = {name: import_by_path(model) for name, model in given.items()}
+    return checked_models(given, build, reward)
 
 
 def import_by_path(target: Any) -> Any:

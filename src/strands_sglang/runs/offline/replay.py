@@ -33,6 +33,7 @@ from strands_sglang.provider.episode import read_conversations
 from strands_sglang.runs.agent_runner import EpisodeRun, quiet_logs
 from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.runs.limits import Limits
+from strands_sglang.runs.recording.other_models import made_models
 from strands_sglang.runs.recording.recorder import EpisodeRecorder
 from strands_sglang.runs.recording.replay_log import ReplayLog
 from strands_sglang.runs.resume import task_of
@@ -238,6 +239,7 @@ async def replay(
     limits: Limits | None = None,
     episodes: Collection[str] | None = None,
     concurrency: int = 64,
+    models: Mapping[str, Any] | None = None,
     **model_options: Any,
 ) -> list[ReplayResult]:
     """Run recorded episodes again without an engine, and compare them with their records.
@@ -249,6 +251,8 @@ async def replay(
         tokenizer: As it was passed to `rollout`, like the limits and model options.
         episodes: Ids of the episodes to replay; None: all. ConfigurationError if one is not in the ledger.
         concurrency: Number of episodes that run at the same time.
+        models: As they were passed to `rollout`, for agents that read their settings; they are not asked. None: there
+            is one of every name, which has only its recorded answers.
 
     Returns:
         One result per episode, in the order of the ledger.
@@ -259,6 +263,7 @@ async def replay(
     """
     run_spec = RunSpec(build, None, tokenizer, NoEngine(), limits or Limits(), dict(model_options))
     model, loop_throttle, gate = run_spec.model(), LoopThrottle(), asyncio.Semaphore(concurrency)
+    others = None if models is None else made_models(models)
     under_way: list[asyncio.Task[ReplayResult]] = []
     gateways = Gateways()
     quiet_logs()
@@ -277,7 +282,7 @@ async def replay(
             episode_run = EpisodeRun(record.id, task_of(record), recorder)
             # The time limits of the recording do not apply: an episode that ended by one ends with its record.
             untimed = replace(run_spec.limits, tool_timeout=None, episode_timeout=None)
-            work = asyncio.ensure_future(episode_run.run(build, model, untimed, frozenset(), gateways))
+            work = asyncio.ensure_future(episode_run.run(build, model, untimed, frozenset(), gateways, others))
             try:
                 await _wait_until_ended(work, record, recorder)
             finally:

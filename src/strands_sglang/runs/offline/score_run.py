@@ -7,14 +7,16 @@ newest counts. A ledger that no longer matches its seal is not sealed again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from strands_sglang.ledger.event import RewardData, data_of
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.runs.finalizer import EpisodeFinalizer, RewardRunner
 from strands_sglang.runs.function_source import function_source
+from strands_sglang.runs.recording.other_models import checked_models, made_models
 from strands_sglang.runs.resume import appending, is_over
 from strands_sglang.runs.reward import Reward
 from strands_sglang.runs.workers.spec import ScoreEpisode
@@ -39,6 +41,7 @@ async def score_run(
     episodes: Collection[str] | None = None,
     unscored_only: bool = False,
     reward_timeout: float | None = None,
+    models: Mapping[str, Any] | None = None,
 ) -> list[ScoreRunResult]:
     """Score the episodes of a recorded run again.
 
@@ -50,6 +53,7 @@ async def score_run(
         episodes: Ids of the episodes to score; None: all.
         unscored_only: Whether to skip episodes that have a score.
         reward_timeout: Time limit for scoring one episode in seconds; None: no limit.
+        models: Other models that the reward asks, as for `rollout`. What the record answers is not asked again.
 
     Returns:
         One result per scored episode, in the order of the ledger.
@@ -64,10 +68,11 @@ async def score_run(
         >>> print(sum(result.now.value != result.before.value for result in results), "scores changed")
     """
     reward_runner = RewardRunner(reward, timeout=reward_timeout)
+    others = made_models(checked_models(models, reward))
     loop = asyncio.get_running_loop()
     scored: list[ScoreRunResult] = []
     async with appending(Path(directory), _WORKER, episodes) as (writer, records):
-        finalizer = EpisodeFinalizer(reward_runner, writer, {"reward": function_source(reward)})
+        finalizer = EpisodeFinalizer(reward_runner, writer, {"reward": function_source(reward)}, others)
         to_score = (record for record in records if _is_wanted(record, unscored_only))
         while batch := await loop.run_in_executor(None, _next_batch, to_score):
             scored += await asyncio.gather(*(_score(finalizer, record) for record in batch))

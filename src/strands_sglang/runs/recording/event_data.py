@@ -241,13 +241,13 @@ class RecordedToolError(Exception):
     """Replaces the error that a tool raised when it was recorded; it has the message of that error."""
 
 
-def arguments_digest(arguments: Any) -> str:
-    """Return a digest of a call's arguments; equal arguments have equal digests."""
+def arguments_digest(arguments: Any, *, size: int = 8) -> str:
+    """Return a digest (of `size` bytes) of a call's arguments; equal arguments have equal digests."""
     try:
         data = dump_bytes(arguments, sort_keys=True, non_str_keys=True)
     except (TypeError, ValueError):
         data = repr(arguments).encode(errors="replace")
-    return hashlib.blake2b(data, digest_size=8).hexdigest()
+    return hashlib.blake2b(data, digest_size=size).hexdigest()
 
 
 def rebuildable_data(value: Any, put: Put | None = None) -> Any:
@@ -262,6 +262,11 @@ def rebuildable_data(value: Any, put: Put | None = None) -> Any:
         return data if orjson.loads(orjson.dumps(data)) == data else None
     except (TypeError, ValueError, RecursionError):
         return None
+
+
+def rebuilt(data: Any, files: FileStore | None = None) -> Any:
+    """Return what `rebuildable_data` was made of; LedgerError if one of its `files` is missing or was changed."""
+    return _unwrap(data, files)
 
 
 def raise_location(error: BaseException | None) -> str | None:

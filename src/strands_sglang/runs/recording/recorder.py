@@ -14,7 +14,7 @@ import logging
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from datetime import datetime
 from typing import Any
@@ -212,7 +212,7 @@ class EpisodeRecorder(EventLog):
     ) -> Generation:
         """Return the recorded answer, or sample one if none is recorded; see `EpisodeEngine`."""
         try:
-            self._check_open(new_call=True)
+            self.check_open(new_call=True)
         except CallCancelledError:
             await asyncio.sleep(_POLL_SECONDS)
             raise
@@ -241,7 +241,7 @@ class EpisodeRecorder(EventLog):
         self._undelivered += 1
         try:
             await self.wait_for_slot()
-            self._check_open()
+            self.check_open()
             self._pending_answers[id(generation)] = PendingAnswer(
                 generation, prompt, len(input_ids), event, inside, earlier_tokens
             )
@@ -275,11 +275,10 @@ class EpisodeRecorder(EventLog):
         if hold is not None:
             await self.agent_limits.begin_turn(hold, self._counts)
             sampling["max_new_tokens"] = await hold.tokens(sampling["max_new_tokens"])
-            self._check_open()
+            self.check_open()
         inside, count, began = within.get(), len(input_ids), time.monotonic()
-        clocks = [self.clock, *(self._tool_clocks[call] for call in inside if call in self._tool_clocks)]
         try:
-            with report_call(clocks):
+            with self.reporting():
                 generation = await self.live_engine.generate(input_ids, sampling, kept, **arguments)
         except PausedError as paused:
             if paused.part is not None:
@@ -293,7 +292,7 @@ class EpisodeRecorder(EventLog):
         except CallCancelledError:
             raise
         except StrandsSGLangError as error:
-            self._check_open()
+            self.check_open()
             self.lost_calls.add(prompt, inside, error)
             self.write(EventKind.CALL_ERROR, call_error_event(error, prompt, count, inside))
             raise
@@ -328,7 +327,32 @@ class EpisodeRecorder(EventLog):
         # Answers that have arrived become turns.
         await _until(lambda: not self._undelivered and not self._pending_answers, _COMMIT_SECONDS)
 
-    def _check_open(self, *, new_call: bool = False) -> None:
+    async def other_answer(self, request: str, name: str) -> Event | None:
+        """Return the recorded answer of another model, a `MODEL` or `MODEL_ERROR` event; None: it must be asked.
+
+        Args:
+            request: Digest of all that it is asked.
+            name: Its name, for the message.
+
+        Raises:
+            DivergedError: This is a replay, and the recorded agent asked something else.
+            RecordEndedError: This is a replay, and the record ends before this answer.
+        """
+        event = self.replay_log.other_answer(request, within.get())
+        if event is None and self.replays:
+            await self.replay_log.answer(request, within.get())  # no turn has this digest: other calls take theirs
+            if len(self.replay_log):
+                self._diverge(self.replay_log.next_event, f"the model {name!r} is asked something that is not recorded")
+            raise self.replay_log.ended_error()
+        return event
+
+    def reporting(self) -> AbstractContextManager[None]:
+        """Report a call that is made in this `with` block to the clocks of the episode and of its tool calls."""
+        clocks = self._tool_clocks
+        return report_call([self.clock, *(clocks[call] for call in within.get() if call in clocks)])
+
+    def check_open(self, *, new_call: bool = False) -> None:
+        """Raise CallCancelledError if the episode has ended, or a tool call that this context runs inside."""
         self._check_not_closed()
         for call in within.get():
             if call in self._ended_calls or (

@@ -7,7 +7,8 @@ A lost call is an engine call that failed without tokens. An agent may catch suc
 its result; the model would then be trained on an outage.
 
 Invariant: an answer is returned only for the prompt it was sampled for, inside the same tool calls; a tool result only
-for the same call with the same arguments; each at most once. Answers are returned in the order in which their turns
+for the same call with the same arguments; an answer of another model only for the same content, inside the same tool
+calls; each at most once. Answers are returned in the order in which their turns
 were committed, each after the turn before it was committed, so that turns get the same ids again. Both classes can be
 used from any thread. A call is lost until the same prompt is answered inside the same tool calls; an episode that has a
 lost call at its end ends as `EndReason.ENGINE_ERROR`.
@@ -19,6 +20,8 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Collection, Sequence
+
+from strands.types.exceptions import ContextWindowOverflowException
 
 from strands_sglang.engine import Generation
 from strands_sglang.errors import (
@@ -34,6 +37,8 @@ from strands_sglang.ledger.event import (
     EngineCallData,
     Event,
     EventKind,
+    ModelCallData,
+    ModelErrorData,
     RollbackCause,
     RollbackData,
     SampledArrays,
@@ -102,7 +107,7 @@ class RecordEndedError(StrandsSGLangError):
 
 
 class ReplayLog:
-    """The recorded answers and tool results of one episode that were not returned yet."""
+    """The recorded answers, also of other models, and tool results of one episode that were not returned yet."""
 
     def __init__(self, record: EpisodeRecord | None = None, *, replay_trailing_errors: bool = False) -> None:
         """Read the answers and results from a record.
@@ -117,7 +122,7 @@ class ReplayLog:
         events, self._resets_left = ([], 0) if record is None else _not_rolled_back(record)
         if record is not None and not replay_trailing_errors:
             events = _without_retried_errors(events, record.events)
-        answers = [event for event in events if event.kind is not EventKind.TOOL]
+        answers = [event for event in events if event.kind in (EventKind.CALL, EventKind.CALL_ERROR)]
         self._answers = deque(event for event in answers if not _is_internal_overflow(event, answers))
         calls = [data_of(event, CallData) for event in answers if event.kind is EventKind.CALL]
         self.turns = max((call["turn"] + 1 for call in calls), default=0)
@@ -127,6 +132,7 @@ class ReplayLog:
         for event in events:
             if event.kind is EventKind.TOOL:
                 self._tools.setdefault(data_of(event, ToolData)["id"], deque()).append(event)
+        self._other_answers = _other_answers(events)
         # Concurrent conversations, for example of sub-agents, may make their calls in another order than recorded.
         roots = sum(call["join"] == Join.ROOT.value for call in calls)
         concurrent = roots > 1 or any(data_of(event, EngineCallData)["within"] for event in answers)
@@ -158,6 +164,7 @@ class ReplayLog:
         with self._lock:
             self._answers.clear()
             self._tools.clear()
+            self._other_answers.clear()
             self._partial_turns.clear()
             self._uncommitted = None
 
@@ -224,6 +231,18 @@ class ReplayLog:
             first = data_of(waiting[0], ToolData)
             return waiting.popleft() if (first["name"], first["arguments_digest"]) == (name, arguments) else None
 
+    def other_answer(self, request: str, within: Collection[str]) -> Event | None:
+        """Return the recorded answer of another model, a `MODEL` or `MODEL_ERROR` event; None if there is none.
+
+        Args:
+            request: Digest of all that it is asked.
+            within: Ids of the tool calls that it is asked inside, outermost first.
+        """
+        with self._lock:
+            self._progress += 1
+            waiting = self._other_answers.get((request, *within))
+            return waiting.popleft() if waiting else None
+
     def take_part(self, prompt: str, within: Collection[str]) -> Generation | None:
         """Return the part of a turn that was sampled before its episode was paused; None if there is none."""
         with self._lock:
@@ -255,6 +274,11 @@ class ReplayLog:
             return any(call_id in data_of(event, EngineCallData)["within"] for event in self._answers)
 
 
+_REPLAYED = (EventKind.CALL, EventKind.CALL_ERROR, EventKind.TOOL, EventKind.MODEL, EventKind.MODEL_ERROR)
+OVERFLOW = ContextWindowOverflowException.__name__
+"""Error of another model that its agent handles by sending less; it would come again, so it is replayed."""
+
+
 def _not_rolled_back(record: EpisodeRecord) -> tuple[list[Event], int]:
     """Return the calls, errors and tool results that no rollback removed, in order, and the number of resets.
 
@@ -264,7 +288,7 @@ def _not_rolled_back(record: EpisodeRecord) -> tuple[list[Event], int]:
     remaining: list[Event] = []
     resets = 0
     for at, event in enumerate(record.events):
-        if event.kind in (EventKind.CALL, EventKind.CALL_ERROR, EventKind.TOOL):
+        if event.kind in _REPLAYED:
             remaining.append(event)
         elif event.kind is EventKind.RESUME:
             remaining = _without_retried_errors(remaining, record.events[:at])
@@ -273,7 +297,13 @@ def _not_rolled_back(record: EpisodeRecord) -> tuple[list[Event], int]:
         elif event.kind is EventKind.ROLLBACK:
             rollback = data_of(event, RollbackData)
             removed = (number for number, one in enumerate(remaining) if _removed_by(rollback, one))
-            del remaining[next(removed, len(remaining)) :]
+            first = next(removed, len(remaining))
+            # The process that diverged may have asked other models before: these answers were given in it.
+            remaining[first:] = (
+                [one for one in remaining[first:] if one.kind is EventKind.MODEL and one.epoch == event.epoch]
+                if rollback["cause"] == RollbackCause.DIVERGED.value
+                else []
+            )
     return earlier + remaining, resets
 
 
@@ -284,8 +314,9 @@ def _without_retried_errors(events: list[Event], known: Sequence[Event]) -> list
         events: The events.
         known: All events of the record; a call is lost if none of them answers it later, with the same key.
     """
-    while events and events[-1].kind is EventKind.CALL_ERROR:
+    while events and events[-1].kind in (EventKind.CALL_ERROR, EventKind.MODEL_ERROR):
         events.pop()
+    events = [event for event in events if event.kind is not EventKind.MODEL_ERROR or _is_overflow(event)]
     if not any(event.kind is EventKind.CALL_ERROR for event in events):
         return events
     answered = {_call_key(event): event.number for event in known if event.kind is EventKind.CALL}
@@ -296,6 +327,23 @@ def _without_retried_errors(events: list[Event], known: Sequence[Event]) -> list
         or answered.get(_call_key(event), -1) > event.number
         or not got_no_tokens(error_of(event))
     ]
+
+
+def _is_overflow(event: Event) -> bool:
+    return data_of(event, ModelErrorData)["error"] == OVERFLOW
+
+
+def _other_answers(events: Sequence[Event]) -> dict[tuple[str, ...], deque[Event]]:
+    """Return the answers of other models in order, by request and tool calls; no errors that were answered later."""
+    found: dict[tuple[str, ...], deque[Event]] = {}
+    for event in events:
+        if event.kind in (EventKind.MODEL, EventKind.MODEL_ERROR):
+            call = data_of(event, ModelCallData)
+            waiting = found.setdefault((call["request_digest"], *call["within"]), deque())
+            if waiting and waiting[-1].kind is EventKind.MODEL_ERROR:
+                waiting.pop()  # the resumed episode asked again
+            waiting.append(event)
+    return found
 
 
 def _call_key(event: Event) -> tuple[str, ...]:

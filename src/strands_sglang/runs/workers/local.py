@@ -33,6 +33,7 @@ from strands_sglang.runs.finalizer import EpisodeFinalizer, RewardRunner
 from strands_sglang.runs.limits import Limits
 from strands_sglang.runs.monitoring.telemetry import episode_ended, episode_span
 from strands_sglang.runs.recording.clock import EngineMonitor, EpisodeClock, wait_in_time
+from strands_sglang.runs.recording.other_models import made_models
 from strands_sglang.runs.recording.pausable_engine import PausableEngine
 from strands_sglang.runs.recording.recorder import EpisodeRecorder
 from strands_sglang.runs.recording.replay_log import ReplayLog
@@ -60,7 +61,8 @@ class LocalWorker:
         scorer = None if run_spec.reward is None else RewardRunner(run_spec.reward, timeout=run_spec.reward_timeout)
         self.fingerprint = fingerprint(self.model, run_spec)
         """What identifies the experiment; see `spec.fingerprint`."""
-        self._finalizer = EpisodeFinalizer(scorer, self._writer, self.fingerprint)
+        self._other_models = made_models(run_spec.models)
+        self._finalizer = EpisodeFinalizer(scorer, self._writer, self.fingerprint, self._other_models)
         self._pauses: dict[str, asyncio.Future[float]] = {}  # by episode; the result is the seconds to wait
         self._gateways = Gateways()
         quiet_logs()
@@ -116,8 +118,9 @@ class LocalWorker:
         if on_turn is not None:
             episode_run.recorder.on_turn = lambda turn: on_turn(TurnCounts.of(turn))
         began, episode_run.recorder.clock = time.monotonic(), EpisodeClock()
+        model, others = self.models.of(spec), self._other_models
         work = asyncio.ensure_future(
-            episode_run.run(run_spec.build, self.models.of(spec), limits, run_spec.rerun_tools, self._gateways)
+            episode_run.run(run_spec.build, model, limits, run_spec.rerun_tools, self._gateways, others)
         )
         paused = self._pauses[spec.id] = asyncio.get_running_loop().create_future()
         try:
@@ -276,7 +279,7 @@ def _outcome(work: asyncio.Task[AgentOutcome], episode_run: EpisodeRun, limits: 
 
 
 def _outage(episode_run: EpisodeRun) -> EngineError | ToolUnavailableError | None:
-    """Return the error of the first engine call that failed permanently, or of a tool that is unavailable, if any."""
+    """Return the error of the first engine call that failed for good, or of an unavailable tool or model, if any."""
     recorder = episode_run.recorder
     return recorder.outage.result() if recorder.outage.done() else recorder.lost_calls.first
 

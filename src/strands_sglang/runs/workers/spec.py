@@ -12,7 +12,7 @@ import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import orjson
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from strands.multiagent.base import MultiAgentBase
 
     from strands_sglang.gateway.process import RemoteAgent
+    from strands_sglang.runs.recording.other_models import RecordedModel
 
 
 @dataclass(slots=True)
@@ -82,6 +83,8 @@ class RunSpec:
     client: TokenEngine
     limits: Limits
     model_options: dict[str, Any] = field(default_factory=dict)
+    models: dict[str, Any] = field(default_factory=dict)
+    """Other models by name: `Model` objects, or functions that make them."""
     directory: Path | None = None
     run: str = ""
     durability: Durability = Durability.PROCESS
@@ -169,10 +172,29 @@ Score: TypeAlias = float | Mapping[str, Any] | Sequence[Any] | Reward | None
 """What a reward function returns: a number; a dict with "reward"; one number per turn; a `Reward`; None: no reward."""
 
 
-BuildAgent: TypeAlias = "Callable[[Task, SGLangModel], Built | Awaitable[Built]]"
-"""Type of the function that builds the agent of an episode: it takes the task and a model to use; may be async."""
+class _BuildWithModels(Protocol):
+    def __call__(
+        self, task: Task, model: SGLangModel, /, *, models: Mapping[str, RecordedModel]
+    ) -> Built | Awaitable[Built]: ...
+
+
+BuildAgent: TypeAlias = "Callable[[Task, SGLangModel], Built | Awaitable[Built]] | _BuildWithModels"
+"""Type of the function that builds the agent of an episode: it takes the task and a model to use, and `models` if it
+uses other models; may be async."""
 
 _Scored: TypeAlias = Score | Awaitable[Score]
 
-ScoreEpisode: TypeAlias = Callable[[Episode], _Scored] | Callable[[Task, Episode], _Scored]
-"""Type of a reward function: it takes the episode, or the task and the episode; may be async."""
+
+class _ScoreWithModels(Protocol):
+    def __call__(self, episode: Episode, /, *, models: Mapping[str, RecordedModel]) -> _Scored: ...
+
+
+class _ScoreTaskWithModels(Protocol):
+    def __call__(self, task: Task, episode: Episode, /, *, models: Mapping[str, RecordedModel]) -> _Scored: ...
+
+
+ScoreEpisode: TypeAlias = (
+    Callable[[Episode], _Scored] | Callable[[Task, Episode], _Scored] | _ScoreWithModels | _ScoreTaskWithModels
+)
+"""Type of a reward function: it takes the episode, or the task and the episode, and `models` if it uses other models;
+may be async."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,6 +62,7 @@ def slime_rollout(
     workers: int = 0,
     rerun_tools: Iterable[str] = (),
     reward_timeout: float | None = None,
+    models: Mapping[str, Any] | None = None,
     tokenizer: Any = None,
     client: TokenEngine | None = None,
     preflight: bool = True,
@@ -84,6 +85,7 @@ def slime_rollout(
         workers: Number of Ray worker processes that run the episodes; 0 runs them in slime's own process.
         rerun_tools: Names of tools that run again when an episode continues, because they keep state between calls.
         reward_timeout: Time limit for scoring an episode, in seconds; None means no limit.
+        models: Other models of an episode, such as a simulated user, as for `rollout`.
         tokenizer: The model's tokenizer. None: the one of slime's --hf-checkpoint.
         client: The engine. None: slime's router.
         preflight: Whether to check slime's engines before the first sample, for at most 5 seconds.
@@ -105,6 +107,7 @@ def slime_rollout(
         workers=workers,
         rerun_tools=rerun_tools,
         reward_timeout=reward_timeout,
+        models=models,
         tokenizer=tokenizer,
         client=client,
         preflight=preflight,

@@ -37,6 +37,7 @@ from strands_sglang.runs.episode import Episode
 from strands_sglang.runs.experiment import experiment_of, origin
 from strands_sglang.runs.limits import Limits
 from strands_sglang.runs.preflight import preflight_run
+from strands_sglang.runs.recording.other_models import checked_models
 from strands_sglang.runs.workers.local import LocalWorker
 from strands_sglang.runs.workers.process_tuning import ToolThreads
 from strands_sglang.runs.workers.ray_pool import RayPool
@@ -119,6 +120,7 @@ class SlimeHost:
         workers: int = 0,
         rerun_tools: Iterable[str] = (),
         reward_timeout: float | None = None,
+        models: Mapping[str, Any] | None = None,
         tokenizer: Any = None,
         client: TokenEngine | None = None,
         preflight: bool = True,
@@ -129,6 +131,7 @@ class SlimeHost:
         self._directory = None if directory is None else Path(directory)
         self._rerun = frozenset([rerun_tools] if isinstance(rerun_tools, str) else rerun_tools)
         self._reward_timeout, self._options = reward_timeout, model_options
+        self._models = checked_models(models, build, reward)
         self._tokenizer, self._client = tokenizer, client
         self._preflight = preflight
         self._names = itertools.count()
@@ -215,6 +218,7 @@ class SlimeHost:
             rerun_tools=self._rerun,
             pausable=True,
             reward_timeout=self._reward_timeout,
+            models=self._models,
         )
         if directory is not None:
             self._run_spec = run_spec = replace(run_spec, experiment=experiment_of(run_spec))
