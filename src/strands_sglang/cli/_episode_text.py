@@ -38,6 +38,7 @@ WHY = {
     "paused": ("it was paused and can be resumed", ()),
     "engine_error": ("the engine failed; the same rollout continues it", ()),
     "tool_unavailable": ("a tool was unavailable; the same rollout continues it", ()),
+    "other_model_error": ("another model of the episode failed; the same rollout continues it", ()),
     "agent_error": ("the agent's code, or build, raised; the same rollout continues it", ()),
     UNFINISHED: ("it has not ended: it is running, or its process was killed; the same rollout continues it", ()),
 }
@@ -48,6 +49,7 @@ _LEAST_LOGPROBS = tuple((math.log(least), name) for least, name in _LEVELS)
 _METRICS = (
     *("turns", "branches", "tokens", "sampled_tokens", "prompt_tokens", "cached_tokens", "tool_calls", "tool_errors"),
     *("tool_timeouts", "failed_calls", "requests", "replayed_turns", "seconds", "engine_seconds", "tool_seconds"),
+    *("other_model_calls", "other_model_seconds"),
 )
 _FOR_THE_PAGE = {"at", "rows", "reply", "known", "routed_experts"}  # of a step: places in the page's arrays, messages
 
@@ -131,6 +133,7 @@ def shown_episode(record: EpisodeRecord, texts: TokenTexts | None) -> dict[str, 
     for name, rolled_back in (("rolled_back", True), ("loose", False)):
         steps += [{**turn, "id": turn["turn"], "kind": "call", "rolled_back": rolled_back} for turn in view[name]]
     steps += [{**tool, "kind": "tool"} for tool in view["tools"]]
+    steps += [{**said, "kind": "model"} for said in view["other_models"]]
     steps += [{**error, "kind": "call_error"} for error in view["call_errors"]]
     steps += view["others"]
     steps = [{name: step[name] for name in step if name not in _FOR_THE_PAGE} for step in steps]
@@ -204,6 +207,8 @@ class EpisodePrinter:
         kind = step["kind"]
         if kind == "tool":
             return self._tool(step)
+        if kind == "model":
+            return self._other_model(step)
         if kind == "call_error":
             return [self._said(f"engine call failed: {step['error']}: {step['message']}", "red")]
         if kind == "teacher":
@@ -278,6 +283,17 @@ class EpisodePrinter:
             place = f" ({step['raised_at']})" if step["raised_at"] else ""
             lines.append("  " + self._said(f"raised   {step['raised']}{place}", "red"))
         return lines
+
+    def _other_model(self, step: Mapping[str, Any]) -> list[str]:
+        failed, seconds, attempts = step["text"] is None, step["seconds"], step["attempts"]
+        about = f"{seconds:.3g} s" if isinstance(seconds, (int, float)) else ""
+        about += f", {counted(attempts, 'attempt')}" if isinstance(attempts, int) and attempts > 1 else ""
+        head = self._said(f"model {step['name']}", "bold", "red" if failed else "magenta")
+        lines = [f"{head}  {self._said(about, 'dim')}"]
+        lines += self._block("asked", "(not recorded)" if step["asked"] is None else step["asked"], "  ")
+        if failed:
+            return [*lines, "  " + self._said(f"failed   {step['error']}: {step['message']}", "red")]
+        return [*lines, *self._block("said", step["text"], "  ")]
 
     def _branches(self, branches: Iterable[Mapping[str, Any]]) -> list[str]:
         rows = [("turns", "tokens", "trained", "agent", "")]

@@ -258,8 +258,13 @@ class EpisodeRecord:
                         found[file.digest] = file.png
         return found
 
-    def _of(self, kind: EventKind) -> list[Event]:
-        return [event for event in self.events if event.kind is kind]
+    @property
+    def other_models(self) -> list[Event]:
+        """Its `MODEL` and `MODEL_ERROR` events, in order."""
+        return self._of(EventKind.MODEL, EventKind.MODEL_ERROR)
+
+    def _of(self, *kinds: EventKind) -> list[Event]:
+        return [event for event in self.events if event.kind in kinds]
 
 
 def _turn(event: Event, rejected: set[int], scores: Mapping[int, TeacherLogprobs]) -> dict[str, Any]:

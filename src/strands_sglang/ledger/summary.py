@@ -202,7 +202,13 @@ class SummaryBuilder:
         return checked_row(self.id, values)
 
 
-_NEEDED = (EventKind.BEGIN, EventKind.RESUME, EventKind.END, *AFTER_END)  # for the row of an episode that ended
+_NEEDED = (
+    EventKind.BEGIN,
+    EventKind.RESUME,
+    EventKind.END,
+    EventKind.REWARD,
+    EventKind.TEACHER,
+)  # for the row of an episode that ended
 
 
 def _end_values(end: Mapping[str, Any]) -> dict[str, Any]:

@@ -112,6 +112,8 @@ class Certificate:
     """Turns that agents outside the run's processes requested over HTTP, by protocol."""
     echoes: Counter[str] = field(default_factory=Counter)
     """Of these, turns whose request had copies of earlier replies, by how the copies differed from the replies."""
+    other_models: Counter[str] = field(default_factory=Counter)
+    """Answers of other models than the policy, such as a simulated user, by the name of the model. None is trained."""
     seal: SealState = SealState.NONE
     signature: SignatureState = SignatureState.NONE
     exported: ExportedState | None = None
@@ -165,6 +167,7 @@ class Certificate:
             "teacher_tokens": self.teacher_tokens,
             "protocols": dict(self.protocols.most_common()),
             "echoes": dict(self.echoes.most_common()),
+            "other_models": dict(self.other_models.most_common()),
             "exported": None if self.exported is None else _plain(self.exported),
             "found": {kind.value: count for kind, count in self.found.items()},
             "findings": [finding.to_dict() for finding in self.findings],
@@ -196,6 +199,7 @@ class Certificate:
             ("teacher", f"{counted(self.teacher_tokens, 'sampled token')} scored" if self.teacher_tokens else ""),
             ("over HTTP", f"{_counts(self.protocols)} turns" if self.protocols else ""),
             ("copies", f"of earlier replies, by turn: {_counts(self.echoes)}" if self.echoes else ""),
+            ("other models", f"{_counts(self.other_models)} answers, none trained" if self.other_models else ""),
             ("not covered", _NOT_COVERED if self.protocols else ""),
             *(("MIXED", f"{part}: {_values(values)}") for part, values in self.mixed.items()),
             ("seal", _SEALS[self.seal]),

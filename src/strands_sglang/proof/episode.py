@@ -32,7 +32,7 @@ from strands_sglang.proof.trajectories import (
     trainable_turns,
 )
 
-REOPENED = ("engine_error", "tool_unavailable", "agent_error", "not_needed")
+REOPENED = ("engine_error", "tool_unavailable", "other_model_error", "agent_error", "not_needed")
 """End reasons after which an episode may be resumed. The end event then no longer counts."""
 
 
@@ -67,6 +67,8 @@ class EpisodeProof:
     """Its turns that were requested over HTTP, by protocol."""
     echoes: Counter[str] = field(default_factory=Counter)
     """Of these, turns whose request had copies of earlier replies, by how the copies differed from the replies."""
+    other_models: Counter[str] = field(default_factory=Counter)
+    """Answers of other models than the policy, by the name of the model."""
     audits: int = 0
     """Conversations compared with a full rendering during the run, as declared in its end event."""
     audit_differences: int = 0
@@ -142,6 +144,8 @@ class _EventChecker:
                 _check_fields(event)
                 if event.kind is EventKind.REWARD:
                     proof.reward = event.data["value"]
+                elif event.kind is EventKind.MODEL:
+                    proof.other_models[event.data["name"]] += 1
         except LedgerError as error:
             proof.findings.append(entry.finding(FindingKind.FORM, f"{event.kind.value} event: {error}"))
             return False
@@ -268,6 +272,8 @@ def _files_of(event: Event) -> Iterator[str]:
         yield from _references(task.get("prompt") if isinstance(task, dict) else None)
     elif event.kind is EventKind.TOOL:
         yield from _references([data.get("arguments"), data.get("result")])
+    elif event.kind in (EventKind.MODEL, EventKind.MODEL_ERROR):
+        yield from _references([data.get("asked"), data.get("answer")])
     elif event.kind is EventKind.END:
         stored = data.get("messages")
         for text in (data.get("conversations"), stored.get("rest") if isinstance(stored, dict) else None):
@@ -387,6 +393,8 @@ _MAX_TEXT = 4096  # characters of a part
 _FIELDS: dict[EventKind, dict[str, tuple[type, ...]]] = {
     EventKind.CALL_ERROR: {"error": (str,), "message": (str,), "prompt_digest": (str,), "prompt_tokens": (int,)},
     EventKind.TOOL: {"id": (str,), "name": (str,), "arguments_digest": (str,), "outcome": (str,), "calls": (int,)},
+    EventKind.MODEL: {"name": (str,), "request_digest": (str,), "within": (list,), "answer": (list,)},
+    EventKind.MODEL_ERROR: {"name": (str,), "request_digest": (str,), "error": (str,), "message": (str,)},
     EventKind.REWARD: {"value": (int, float, type(None)), "parts": (dict,), "error": (str, type(None))},
 }
 

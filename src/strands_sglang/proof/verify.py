@@ -181,6 +181,7 @@ class RunVerifier:
         certificate.teacher_tokens += proof.teacher_tokens
         certificate.protocols.update(proof.protocols)
         certificate.echoes.update(proof.echoes)
+        certificate.other_models.update(proof.other_models)
         for part, value in proof.fingerprint.items():
             certificate.experiment.setdefault(part, Counter())[value] += 1
         certificate.audit_differences += proof.audit_differences

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from strands_sglang._json import as_list, dump_text
+from strands_sglang._json import as_dict, as_list, dump_text, jsonable
 from strands_sglang.chat.failed_call import FAILED_CALL
 from strands_sglang.ledger.files import FILE_KEY
 from strands_sglang.tokens import TokenTree, Turn
@@ -310,3 +310,19 @@ class TurnText:
 
     def _token(self, byte: int) -> int:
         return bisect_right(self._ends, byte)
+
+
+def answer_text(answer: Any) -> str:
+    """Return what can be read of the recorded answer of another model: text, tool calls, and structured output."""
+    return "".join(_said(as_dict(event)) for event in as_list(answer)).strip()
+
+
+def _said(event: Mapping[str, Any]) -> str:
+    delta = as_dict(as_dict(event.get("contentBlockDelta")).get("delta"))
+    tool = as_dict(as_dict(as_dict(event.get("contentBlockStart")).get("start")).get("toolUse"))
+    if "output" in event:
+        return dump_text(jsonable(event["output"]))
+    if tool:
+        return f"\n{tool.get('name')} "
+    text = delta.get("text") or as_dict(delta.get("toolUse")).get("input")
+    return text if isinstance(text, str) else ""

@@ -25,7 +25,7 @@ from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.provider.episode import read_conversations
 from strands_sglang.runs.resume import messages_of
 from strands_sglang.tokens import TokenTree, Turn
-from strands_sglang.viewer.conversation import TurnItems, TurnText, items_by_turn
+from strands_sglang.viewer.conversation import TurnItems, TurnText, answer_text, items_by_turn
 from strands_sglang.viewer.token_text import TokenTexts
 
 FORMAT = 2  # version of the JSON, which the page checks
@@ -75,6 +75,7 @@ def episode_view(
         "rolled_back": [_plain(event, *_CALL_FIELDS) for event in rolled_back],
         "loose": [_plain(event, *_CALL_FIELDS) for event in loose],  # turns that do not form a tree
         "tools": [_tool(event, max_result) for event in record.tools],
+        "other_models": [_other_model(event, max_result) for event in record.other_models],
         "call_errors": [_plain(event, "error", "message", "prompt_tokens", "within") for event in record.call_errors],
         "others": _other_events(record.events, texts),
         "rewards": [
@@ -228,6 +229,16 @@ def _tool(event: Event, max_result: int) -> dict[str, Any]:
     return tool
 
 
+def _other_model(event: Event, max_result: int) -> dict[str, Any]:
+    """Return what another model was asked and what it said; `text` None: it gave no usable answer."""
+    asked, answer = event.data.get("asked"), event.data.get("answer")
+    return {
+        **_plain(event, "name", "error", "message", "attempts", "seconds", "within"),
+        "asked": None if asked is None else "\n".join(map(_block_text, as_list(asked)))[:max_result],
+        "text": None if event.kind is EventKind.MODEL_ERROR else answer_text(answer)[:max_result],
+    }
+
+
 def _block_text(block: Any) -> str:
     text = block.get("text") if isinstance(block, dict) else None
     return text if isinstance(text, str) else dump_text(jsonable(block))
@@ -266,13 +277,13 @@ def timeline(events: Sequence[Event], metrics: Mapping[str, Any]) -> dict[str, A
     tool. Time that no event accounts for (scheduling, hooks, the agent's own code) is the rest and not placed anywhere.
 
     Returns:
-        `spans`: lists of kind ("engine", "tool" or "error"), start and duration in seconds, depth (0: the agent itself,
-        1: inside a tool), a label, and the id of the turn or of the tool call. `placed`: seconds that the spans cover.
+        `spans`: lists of kind ("engine", "tool", "model" or "error"), start and duration in seconds, depth (0: the agent itself,
+        1: inside a tool), a label, and the id of the turn or of the tool call, or the event's number. `placed`: seconds that the spans cover.
         `total`: seconds of the whole episode; None if it has not ended. `rest`: seconds that no span covers.
     """
     by_within: dict[tuple[str, ...], list[Event]] = {}
     for event in events:
-        if event.kind in (EventKind.CALL, EventKind.TOOL, EventKind.CALL_ERROR):
+        if event.kind in _TIMED:
             key = tuple(map(str, as_list(event.data.get("within"))))
             by_within.setdefault(key, []).append(event)
     spans: list[list[Any]] = []
@@ -280,6 +291,9 @@ def timeline(events: Sequence[Event], metrics: Mapping[str, Any]) -> dict[str, A
     total = _seconds(metrics.get("seconds")) or None
     rest = None if total is None else max(0.0, round(total - placed, 4))
     return {"spans": spans, "placed": round(placed, 4), "total": total, "rest": rest}
+
+
+_TIMED = (EventKind.CALL, EventKind.TOOL, EventKind.CALL_ERROR, EventKind.MODEL, EventKind.MODEL_ERROR)
 
 
 def _lay_out(
@@ -301,6 +315,10 @@ def _lay_out(
             cursor = max(cursor, after_call + seconds)
             if depth < _MAX_DEPTH:
                 _lay_out((*within, id), after_call, events, spans)
+        elif event.kind is not EventKind.CALL_ERROR:
+            seconds = _seconds(data.get("seconds"))
+            spans.append(["model", round(cursor, 4), seconds, depth, str(data.get("name")), event.number])
+            cursor = after_call = cursor + seconds
         else:
             spans.append(["error", round(cursor, 4), 0.0, depth, str(data.get("error")), event.number])
     return cursor

@@ -24,6 +24,7 @@ from strands_sglang.ledger.encoding import EventHead, decoded_head, first_size
 from strands_sglang.ledger.event import EventKind
 from strands_sglang.ledger.run_dir import shard_paths
 from strands_sglang.ledger.shard import ShardReader
+from strands_sglang.viewer.conversation import answer_text
 
 MAX_QUERY = 200  # maximum length of a query in characters
 
@@ -31,6 +32,8 @@ _FIELDS: dict[EventKind, tuple[str, ...]] = {
     EventKind.BEGIN: ("task",),
     EventKind.CALL: ("finish_detail",),
     EventKind.TOOL: ("name", "arguments", "result", "raised", "raised_at"),
+    EventKind.MODEL: ("name", "asked"),
+    EventKind.MODEL_ERROR: ("name", "asked", "error", "message"),
     EventKind.CALL_ERROR: ("error", "message"),
     EventKind.ROLLBACK: ("reason",),
     EventKind.REWARD: ("error", "parts"),
@@ -84,6 +87,8 @@ def _texts(head: EventHead) -> Iterator[str]:
     if head.kind is EventKind.CALL:
         detail = head.data.get("detail")
         yield from _strings(detail.get("failed_calls") if isinstance(detail, dict) else None)
+    if head.kind is EventKind.MODEL:
+        yield answer_text(head.data.get("answer"))
     if head.kind is EventKind.END:
         for conversation in as_list(load_text(head.data.get("conversations"))):
             if isinstance(conversation, dict):

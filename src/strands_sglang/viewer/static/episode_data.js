@@ -63,6 +63,7 @@ export class EpisodeData {
     }
     this.measurePieces();
     this.joined = this.joinPartial();
+    this.speakers = new Map(view.other_models.filter((one) => one.text).map((one) => [one.text, one.name])); // what other models said
     this.toolsById = new Map(view.tools.map((tool) => [tool.id, tool]));
     this.severalAgents = new Set(view.turns.map((turn) => turn.detail.agent)).size > 1;
     this.trainedSomewhere = new Set(view.branches.flatMap((branch) => branch.trained));

@@ -202,6 +202,7 @@ export class EpisodeView {
     fact("weights", versionRange(this.episode.versionNames));
     if (metrics.seconds) fact("time", secondsText(metrics.seconds));
     if (view.tools.length) fact("tools", `${plural(view.tools.length, "call")}`);
+    if (view.other_models.length) fact("other models", plural(view.other_models.length, "answer"));
     if (view.epoch) fact("resumed", plural(view.epoch, "time"));
     if (row.experiment) fact("experiment", row.experiment, null, Object.entries(view.fingerprint).map(([part, value]) => `${part}: ${value}`).join("\n"));
     this.driftFact = el("span", { title: "Turns whose text, encoded again, gives other tokens" });
@@ -309,6 +310,7 @@ export class EpisodeView {
       asList(view.reward.steps).forEach((value, number) => rows.push(el("div", {}, el("span", { text: `step ${number}` }), el("b", { text: rewardText(value) }))));
       parts.push(el("section", {}, el("h2", { text: "Reward" }), el("div", { class: "reward-parts" }, rows)));
     }
+    if (view.other_models.length) parts.push(el("section", { class: "other-models" }, el("h2", { text: "Other models" }), view.other_models.map(otherModel)));
     const other = [
       ...view.call_errors.map((one) => [one.event, `engine call failed: ${one.error}: ${one.message}`, "bad"]),
       ...view.others.map((one) => [one.event, otherText(one), one.kind === "rollback" ? "warn" : ""]),
@@ -569,8 +571,8 @@ export class EpisodeView {
         versions: offsets.map((offset) => (episode.version[offset] < 0 ? null : episode.versionNames[episode.version[offset]])),
       };
     });
-    const { id, task, sample, reward, end, metrics, tools, call_errors, others } = view;
-    copyText(JSON.stringify({ id, task, sample, reward, end, metrics, tools, call_errors, others, verdict: this.verdict, branches }, null, 1), "JSON");
+    const { id, task, sample, reward, end, metrics, tools, other_models, call_errors, others } = view;
+    copyText(JSON.stringify({ id, task, sample, reward, end, metrics, tools, other_models, call_errors, others, verdict: this.verdict, branches }, null, 1), "JSON");
   }
 }
 
@@ -590,6 +592,15 @@ const VERDICT_WORDS = {
 function tokenOf(target) {
   const node = target.closest ? target.closest(".t") : null;
   return node && node.tokenOffset !== undefined ? node : null;
+}
+
+/** What another model was asked, and what it said or why it said nothing. */
+function otherModel(one) {
+  const about = [secondsText(one.seconds), one.attempts > 1 ? plural(one.attempts, "attempt") : ""].filter(Boolean).join(", ");
+  return el("details", { class: `note ${one.text === null ? "bad" : ""}`, open: one.text === null },
+    el("summary", {}, el("span", { class: "soft", text: `event ${one.event} ` }), el("b", { text: one.name }), el("span", { class: "soft", text: ` ${about} ` }), el("span", { text: one.text === null ? `${one.error}: ${one.message}` : one.text.slice(0, 120) })),
+    el("h3", { text: "asked" }), longText(one.asked === null ? "(not recorded)" : one.asked, "said"),
+    one.text === null ? null : [el("h3", { text: "said" }), longText(one.text, "said")]);
 }
 
 function otherText(one) {

@@ -56,7 +56,7 @@ export function endText(end) {
 export function endTone(end) {
   if (end === null || end === undefined) return "live";
   if (end === "answered" || end === "stopped") return "good";
-  if (["engine_error", "tool_unavailable", "agent_error"].includes(end)) return "bad";
+  if (["engine_error", "tool_unavailable", "other_model_error", "agent_error"].includes(end)) return "bad";
   return end === "not_needed" || end === "paused" ? "soft" : "warn";
 }
 

@@ -100,6 +100,8 @@ export function rowHead(row, episode, branch) {
   } else {
     const tool = first && first.kind === "tool_result" ? episode.toolsById.get(first.id) : null;
     parts.push(tool ? "tool" : first ? first.role : "context");
+    const speaker = items.map((item) => item.kind === "text" && episode.speakers.get(item.text.trim())).find(Boolean);
+    if (speaker) tags.push(["soft", `said by the model ${speaker}`]);
     if (tool) parts.push(tool.name, secondsText(tool.seconds));
     if (!first) parts.push(plural(row.to - row.from, "token"));
   }

@@ -77,8 +77,8 @@ export class EmbeddedSource {
   async rendered() { return { spans: [], error: "rendering messages again needs the viewer itself, not an exported file" }; }
 
   async events(id) {
-    const { tools, call_errors, others, rewards, end, events, turns } = await this.episode(id);
-    return { events, turns, tools, call_errors, others, rewards, end };
+    const { tools, other_models, call_errors, others, rewards, end, events, turns } = await this.episode(id);
+    return { events, turns, tools, other_models, call_errors, others, rewards, end };
   }
 
   async search(query, found) {
@@ -90,11 +90,12 @@ export class EmbeddedSource {
 }
 
 /** What the search looks through, as `search.py` does: all that was said or went wrong; names of fields never match. */
-function searchedParts({ task, turns, tools, call_errors, others, rewards, end }) {
+function searchedParts({ task, turns, tools, other_models, call_errors, others, rewards, end }) {
   return [
     task, end && end.text, end && end.failure, end && end.error_output,
     turns.map(({ rows, reply, detail, finish_detail }) => [finish_detail, detail.failed_calls, reply.map(saidBy), rows.map((row) => row.items.map(saidBy))]),
     tools.map((tool) => [tool.name, namesAndValues(tool.arguments), tool.text, tool.raised, tool.raised_at]),
+    other_models.map((one) => [one.name, one.asked, one.text, one.error, one.message]),
     call_errors.map((one) => [one.error, one.message]),
     others.map((one) => [one.reason, one.text]),
     rewards.map((one) => [one.error, Object.keys(one.parts || {})]),

@@ -63,9 +63,11 @@ export function timeChart(episode, goToTurn) {
   const lanes = Array.from({ length: depth + 1 }, () => el("div", { class: "lane" }));
   let engine = 0;
   let tools = 0;
+  let models = 0;
   for (const [kind, start, seconds, level, label, ref] of spans) {
     if (level === 0 && kind === "engine") engine += seconds;
     if (level === 0 && kind === "tool") tools += seconds;
+    if (level === 0 && kind === "model") models += seconds;
     const turn = kind === "engine" ? episode.turns[ref] : null;
     const bar = el("button", { type: "button", class: `span ${kind}`, title: `${label}: ${secondsText(seconds)}`, "aria-label": `${label}: ${secondsText(seconds)}`, on: { click: () => { if (turn) goToTurn(turn); } } });
     bar.style.left = `${(100 * start) / whole}%`;
@@ -75,6 +77,7 @@ export function timeChart(episode, goToTurn) {
   const key = el("div", { class: "time-key" },
     el("span", {}, el("i", { class: "engine" }), `engine ${secondsText(engine)}`),
     el("span", {}, el("i", { class: "tool" }), `tools ${secondsText(tools)}`),
+    models ? el("span", {}, el("i", { class: "model" }), `other models ${secondsText(models)}`) : null,
     rest !== null ? el("span", { title: TIME_NOTE }, el("i", { class: "rest" }), `waiting and the agent's own code ${secondsText(rest)}`) : null,
     el("span", { class: "soft", text: total ? `${secondsText(total)} total` : "so far" }));
   return el("div", { class: "time" }, lanes, key);
