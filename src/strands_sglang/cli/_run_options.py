@@ -59,6 +59,7 @@ def task_params(*, required: bool) -> list[click.Parameter]:
         RUN,
         function_option("--agent", "build function: build(task, model) returns an agent", required=required),
         function_option("--reward", "reward function: reward(episode) returns a number"),
+        function_option("--models", "function that returns the other models of an episode, by name"),
         option("--base-url", "address of the SGLang server or router", metavar="URL"),
         function_option("--client", "function that returns the engine, in place of --base-url"),
         option("--tokenizer", "the model's tokenizer: a name or path", metavar="NAME", required=required),
@@ -214,6 +215,8 @@ def rollout_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("reward", "on_episode"):
         if given[name] is not None:
             arguments[name] = import_function(given[name], f"--{name.replace('_', '-')}", f"my_agent:{name}")
+    if given.get("models") is not None:
+        arguments["models"] = other_models(given["models"])
     if given.get("filter"):
         arguments["filters"] = [import_function(one, "--filter", "my_agent:keep") for one in given["filter"]]
     if (tracker := given["tracker"]) is not None:
@@ -221,6 +224,11 @@ def rollout_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
             import_function(tracker, "--tracker", "my_agent:tracker")() if ":" in tracker else tracker
         )
     return arguments
+
+
+def other_models(function: str) -> Any:
+    """Return what the function of `--models` returns: the other models of an episode, by name."""
+    return import_function(function, "--models", "my_agent:models")()
 
 
 def _engine(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ def run(
     unscored: bool,
     episode: tuple[str, ...],
     reward_timeout: float | None,
+    models: str | None,
     as_json: bool,
 ) -> int:
     """Score the episodes of a recorded run again with a reward function, without an engine. The new scores are appended
@@ -33,6 +34,7 @@ def run(
     """
     from strands_sglang._async import run_async
     from strands_sglang.cli._recorded_run import open_run
+    from strands_sglang.cli._run_options import other_models
     from strands_sglang.proof.files import SIGNATURE
     from strands_sglang.runs.offline.score_run import score_run
 
@@ -45,6 +47,7 @@ def run(
             episodes=list(episode) or None,
             unscored_only=unscored,
             reward_timeout=reward_timeout,
+            models=None if models is None else other_models(models),
         )
     )
     for line in map(_json, scored) if as_json else _lines(scored, signed=(folder / SIGNATURE).exists()):
@@ -86,6 +89,7 @@ command = cli.Command(
     params=[
         cli.run_argument(),
         cli.function_option("--reward", "reward function, as for rollout()", required=True),
+        cli.function_option("--models", "function that returns the models that the reward asks, by name"),
         cli.flag("--unscored", "only episodes without a score or whose reward failed"),
         cli.episode_option(),
         cli.option("--reward-timeout", "time limit for each reward, in seconds", float),
