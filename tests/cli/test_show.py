@@ -26,7 +26,7 @@ from strands_sglang.runs import EndReason, Limits
 from strands_sglang.viewer.token_text import TokenTexts
 from support.cli import exit_code
 from support.families import FAMILIES, tokenizer, tokenizer_path
-from support.ledger.episodes import Recorder, plain_episode, resumed_episode, rich_episode, written_run
+from support.ledger.episodes import Recorder, plain_episode, resumed_episode, rich_episode, spoken_episode, written_run
 from support.rollout.scripts import FAMILY, PromptEngine, run, steps
 from support.viewer.generated_run import write_generated_run
 
@@ -124,6 +124,18 @@ def test_limits_and_rollbacks_are_explained(folder: Path, capsys: pytest.Capture
     shown = lines(capsys, 0, str(folder), "resumed")
     assert "resumed by worker 1" in shown and "rolled back to 2 turns: the agent went another way" in shown
     assert shown.count("  rolled back") == 1
+
+
+def test_other_models_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with written_run(tmp_path, sealed=False) as writer:
+        spoken_episode(writer.write)
+    shown = "\n".join(lines(capsys, 0, str(tmp_path), "spoken"))
+    assert "model user  0.5 s\n  asked    What now?\n  said     I need a flat.\n" in shown
+    assert "model user  0.5 s, 3 attempts\n  asked    What now?\n  failed   OtherModelError: it is gone\n" in shown
+    assert shown.index("I need a flat.") < shown.index("Thanks.") < shown.index("model judge")
+    assert ids(capsys, tmp_path, "--text", "need a flat") == ["spoken/0"]
+    step = json.loads(lines(capsys, 0, str(tmp_path), "spoken", "--json")[0])["steps"][2]
+    assert (step["kind"], step["name"], step["text"]) == ("model", "user", "I need a flat.")
 
 
 def test_wrong_usage(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,6 +35,8 @@ DATA: dict[EventKind, Any] = {
     EventKind.PARTIAL_CALL: declarations.PartialCallData,
     EventKind.CALL_ERROR: declarations.CallErrorData,
     EventKind.TOOL: declarations.ToolData,
+    EventKind.MODEL: declarations.ModelData,
+    EventKind.MODEL_ERROR: declarations.ModelErrorData,
     EventKind.RESUME: declarations.ResumeData,
     EventKind.ROLLBACK: declarations.RollbackData,
     EventKind.REWARD: declarations.RewardData,
@@ -110,6 +112,9 @@ def test_episodes_are_read_unchanged_and_encoded_to_the_same_bytes() -> None:
     assert read == EXPECTED["episodes"]
 
 
+_ADDED_LATER = {EventKind.TEACHER, EventKind.MODEL, EventKind.MODEL_ERROR}
+
+
 def test_calls_partial_calls_and_errors_are_rebuilt() -> None:
     for event in EVENTS:
         if event.kind in (EventKind.CALL, EventKind.PARTIAL_CALL):
@@ -119,7 +124,7 @@ def test_calls_partial_calls_and_errors_are_rebuilt() -> None:
             assert generation.prompt_tokens == event.data["prompt_tokens"]
         elif event.kind is EventKind.CALL_ERROR:
             assert type(error_of(event)).__name__ == event.data["error"]
-    assert {event.kind for event in EVENTS} == set(EventKind) - {EventKind.TEACHER}
+    assert {event.kind for event in EVENTS} == set(EventKind) - _ADDED_LATER
 
 
 def test_run_can_be_resumed() -> None:

@@ -36,6 +36,7 @@ from support.ledger.episodes import (
     reopened_episode,
     resumed_episode,
     rich_episode,
+    spoken_episode,
     written_run,
 )
 from support.proof.in_memory import verify_events
@@ -314,6 +315,46 @@ def test_reopened_episode_is_proved_by_its_last_end(tmp_path: Path) -> None:
             data["trajectories"].clear()
 
         assert set(reopened(change).found) == kinds
+
+
+def test_other_models_are_counted_and_train_nothing() -> None:
+    raws, recorder = made_by(spoken_episode)
+    certificate = verify_events(raws)
+    assert certificate.proved, certificate.text()
+    assert certificate.other_models == {"user": 2, "judge": 2} and certificate.tokens.trained == 4
+    assert "other models 2 user, 2 judge answers, none trained" in certificate.text()
+    assert certificate.to_dict()["other_models"] == {"user": 2, "judge": 2}
+    proof = prove_episode(recorder.id, build_chain([RawEvent(raw) for raw in raws]))
+    assert proof.finished and proof.reward == 0.75
+    for count in range(1, len(raws)):  # every prefix
+        found = verify_events(raws[:count])
+        assert found.verdict is (Verdict.UNFINISHED if count < 10 else Verdict.PROVED), count
+
+
+@pytest.mark.parametrize(
+    ("number", "edit", "kind", "words"),
+    [
+        (3, lambda event: event.data.update(name=7), FindingKind.FORM, "model event: name must be of type str"),
+        (3, lambda event: event.data.pop("answer"), FindingKind.FORM, "model event: answer is missing"),
+        (3, lambda event: event.data.update(request_digest=None), FindingKind.FORM, "request_digest must be of type"),
+        (2, lambda event: event.data.pop("message"), FindingKind.FORM, "model_error event: message is missing"),
+        (9, lambda event: setattr(event, "kind", EventKind.MODEL), FindingKind.FORM, "name is missing"),
+    ],
+)
+def test_events_of_other_models_have_a_form(number: int, edit: Any, kind: FindingKind, words: str) -> None:
+    certificate = edited(made_by(spoken_episode)[0], number, edit)
+    assert any(one.kind is kind and words in one.message for one in certificate.findings), certificate.text()
+    assert certificate.verdict is Verdict.BROKEN
+
+
+def test_answer_between_reward_and_end_is_out_of_order() -> None:
+    raws: list[bytes] = []
+    recorder = Recorder(raws.append)
+    recorder.call(None, context=[1], sampled=[2])
+    recorder.reward()
+    recorder.model("judge", "1")
+    recorder.end()
+    assert only(verify_events(raws)).kind is FindingKind.ORDER
 
 
 def test_long_parts_of_an_experiment_are_told_apart_and_shown_cut() -> None:

@@ -14,12 +14,12 @@ from strands_sglang.ledger.event import EventKind
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.tokens import TokenTree
-from strands_sglang.viewer.conversation import message_items
+from strands_sglang.viewer.conversation import answer_text, message_items
 from strands_sglang.viewer.drift import drift_view, rendered_view
 from strands_sglang.viewer.episode import episode_view, timeline
 from strands_sglang.viewer.token_text import TokenTexts
 from support.families import tokenizer
-from support.ledger.episodes import Recorder, plain_episode, resumed_episode, rich_episode
+from support.ledger.episodes import Recorder, plain_episode, resumed_episode, rich_episode, spoken_episode, written_run
 from support.viewer.recorded_run import FAMILY, HOSTILE
 
 
@@ -182,6 +182,33 @@ def test_time_line_adds_up(recorded_run: Path) -> None:
         assert found["placed"] == pytest.approx(max(start + seconds for _, start, seconds, *_ in own), abs=0.01)
     nested = [span for span in timeline(Ledger(recorded_run).episode("helper-1/1").events, {})["spans"] if span[3]]
     assert {span[0] for span in nested} == {"engine", "tool"}
+
+
+def test_other_models_are_named(tmp_path: Path) -> None:
+    with written_run(tmp_path) as writer:
+        spoken_episode(writer.write)
+    view = episode_view(Ledger(tmp_path).episode("spoken/0"))
+    assert [(one["name"], one["text"], one["error"]) for one in view["other_models"]] == [
+        ("user", None, "OtherModelError"),
+        ("user", "I need a flat.", None),
+        ("user", "Thanks.", None),
+        ("judge", "0.5", None),
+        ("judge", None, "OtherModelError"),
+        ("judge", "0.75", None),
+    ]
+    assert view["other_models"][1]["asked"] == "What now?"
+    spans = view["timeline"]["spans"]
+    assert [span[4] for span in spans if span[0] == "model"] == ["user"] * 3 + ["judge"]
+    assert sum(span[2] for span in spans if span[0] == "model") == 2.0
+
+
+def test_answer_of_another_model_as_text() -> None:
+    use = {"contentBlockStart": {"start": {"toolUse": {"name": "search", "toolUseId": "1"}}}}
+    given = {"contentBlockDelta": {"delta": {"toolUse": {"input": '{"q": 1}'}}}}
+    text = {"contentBlockDelta": {"delta": {"text": "Let me see."}}}
+    assert answer_text([text, use, given]) == 'Let me see.\nsearch {"q": 1}'
+    assert answer_text([{"output": {"points": 7}}]) == '{"points":7}'
+    assert answer_text(["what", {"contentBlockDelta": 7}, None]) == answer_text(None) == ""
 
 
 def test_message_of_an_unknown_form_is_shown() -> None:

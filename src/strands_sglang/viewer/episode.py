@@ -283,8 +283,11 @@ def timeline(events: Sequence[Event], metrics: Mapping[str, Any]) -> dict[str, A
         `total`: seconds of the whole episode; None if it has not ended. `rest`: seconds that no span covers.
     """
     by_within: dict[tuple[str, ...], list[Event]] = {}
+    ended = False
     for event in events:
-        if event.kind in _TIMED:
+        if event.kind in (EventKind.END, EventKind.RESUME):
+            ended = event.kind is EventKind.END
+        elif event.kind in _TIMED and not ended:  # a judge that was asked after the end is no part of the episode
             key = tuple(map(str, as_list(event.data.get("within"))))
             by_within.setdefault(key, []).append(event)
     spans: list[list[Any]] = []

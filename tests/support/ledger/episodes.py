@@ -177,6 +177,21 @@ class Recorder:
         data |= {"outcome": outcome, "seconds": seconds, "calls": calls, "within": list(within)}
         return self.append(EventKind.TOOL, data)
 
+    def model(self, name: str, said: str | None, *, asked: str = "What now?", within: Sequence[str] = ()) -> Event:
+        """Record what another model said; None: it failed."""
+        data: dict[str, Any] = {
+            "name": name,
+            "request_digest": hashlib.blake2b(f"{name} {asked}".encode(), digest_size=16).hexdigest(),
+            "asked": [{"text": asked}],
+            "within": list(within),
+            "attempts": 1 if said is not None else 3,
+            "seconds": 0.5,
+        }
+        if said is None:
+            return self.append(EventKind.MODEL_ERROR, data | {"error": "OtherModelError", "message": "it is gone"})
+        answer = [{"contentBlockDelta": {"delta": {"text": said}}}, {"messageStop": {"stopReason": "end_turn"}}]
+        return self.append(EventKind.MODEL, data | {"answer": answer})
+
     def reject(self, turn: Turn) -> None:
         self.tree.reject(turn)
 
@@ -325,6 +340,24 @@ def rich_episode(sink: Sink, *, task: str = "rich", sample: int = 0) -> Recorder
     recorder.call(fresh, context=[406], sampled=[], finish_reason="abort", finish_detail="aborted")
     recorder.reward(0.25)
     recorder.end("stopped")
+    return recorder
+
+
+def spoken_episode(sink: Sink, *, task: str = "spoken", sample: int = 0) -> Recorder:
+    """A simulated user fails once and speaks twice; a judge is asked before the reward, and again after the end."""
+    recorder = Recorder(sink, task=task, sample=sample)
+    turn = recorder.call(None, context=[1, 2, 3], sampled=[4, 5])
+    recorder.model("user", None)
+    recorder.model("user", "I need a flat.")
+    turn = recorder.call(turn, context=[6], sampled=[7])
+    recorder.model("user", "Thanks.")
+    recorder.call(turn, context=[8], sampled=[9])
+    recorder.model("judge", "0.5")
+    recorder.reward(0.5)
+    recorder.end()
+    recorder.model("judge", None)
+    recorder.model("judge", "0.75")
+    recorder.reward(0.75)
     return recorder
 
 

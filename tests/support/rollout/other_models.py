@@ -10,7 +10,7 @@ from strands import Agent
 from strands.agent.conversation_manager import NullConversationManager
 from strands.models import Model
 
-from support.rollout.scripts import RAN
+from support.rollout.scripts import RAN, asked
 
 Answer = Callable[[list[Any], int], Any]
 """The messages, and how often this model was asked before, to a text, an error to raise, or stream events."""
@@ -69,3 +69,21 @@ def last_text(messages: list[Any]) -> str:
 
 def quiet(model: Any, **settings: Any) -> Agent:
     return Agent(model=model, callback_handler=None, conversation_manager=NullConversationManager(), **settings)
+
+
+def build_with_user(task: Any, model: Any, models: Any) -> Any:
+    """The policy and a simulated user take turns, three times."""
+    agent, user = quiet(model, name="policy"), quiet(models["user"], name="user", system_prompt="You are a customer.")
+
+    async def talk() -> str:
+        text = str(task.prompt)
+        for _ in range(3):
+            reply = str(await agent.invoke_async(text))
+            text = str(await user.invoke_async(f"They said {reply!r}.")).strip()
+        return reply
+
+    return talk, agent
+
+
+def echo(prompt: str, before: int) -> str:
+    return f"reply to {asked(prompt)!r:.60}"

@@ -21,16 +21,19 @@ from strands.agent.conversation_manager import NullConversationManager
 from runs.test_pause import InterruptingEngine
 from strands_sglang import SGLangClient, SGLangModel
 from strands_sglang.engine.protocol import SpecInfo
+from strands_sglang.engine.retry import Backoff, RetryPolicy
 from strands_sglang.errors import ConfigurationError, EngineUnavailableError
 from strands_sglang.ledger.seal import seal
 from strands_sglang.proof import verify
 from strands_sglang.proof.finding import Verdict
 from strands_sglang.runs import Episode, Limits, Task
+from strands_sglang.runs.recording import other_models
 from strands_sglang.trainers.slime import grpo_by_group, slime_rollout
 from strands_sglang.trainers.slime.samples import METADATA_KEY, SampleGroup
 from support.families import tokenizer
 from support.gateway.processes import build_process, multiplies
 from support.rollout.agent_kinds import build_helper, helper_script
+from support.rollout.other_models import Speaker, build_with_user, echo
 from support.rollout.scripts import PromptEngine, Script, steps
 from support.scripted_engine import Answer, Reply, tool_call
 from support.scripted_fleet import Engine
@@ -253,6 +256,33 @@ async def test_resumed_sample_is_the_same_episode(state: State, tmp_path: Path, 
     seal(folder)
     certificate = verify(folder)
     assert certificate.verdict is Verdict.PROVED, certificate.text()
+
+
+async def test_other_models(state: State) -> None:
+    """A simulated user is not trained, and not asked again when the sample goes through slime's buffer."""
+    user = Speaker()
+    engine = interrupting(echo, {1: 2, 3: 3}, state)
+    generate = generator(engine, build=build_with_user, models={"user": user}, reward=lambda episode: 1.0)
+    one, times = sample(), 0
+    while (
+        one := pickle.loads(pickle.dumps(await generate(arguments(), one, dict(SAMPLING))))
+    ).status is Status.ABORTED:
+        times, state.aborted = times + 1, False
+    checked(one)
+    assert (times, one.status, one.reward, len(user.asked)) == (2, Status.COMPLETED, 1.0, 3)
+    assert "answer 0 to" in one.response and "answer 1 to" in one.response
+    trained = [token for token, kept in zip(one.tokens[-one.response_length :], one.loss_mask, strict=True) if kept]
+    assert engine.inner.decode(trained).count("reply to") == 3 and "answer 0 to They" not in engine.inner.decode(
+        trained
+    )
+
+
+async def test_user_that_fails_is_not_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(other_models, "RETRIES", RetryPolicy(0, Backoff(0.0, 0.0)))
+    user = Speaker(lambda messages, before: ConnectionError("down"))
+    generate = generator(PromptEngine(echo), build=build_with_user, models={"user": user})
+    done = checked(await generate(arguments(), sample(), dict(SAMPLING)))
+    assert (done.status, done.remove_sample) == (Status.FAILED, True) and not any(done.loss_mask)
 
 
 async def test_all_branches_are_samples_of_one_rollout() -> None:

@@ -22,6 +22,7 @@ from strands_sglang.trainers.worker_pool import bound_limits
 from support.families import tokenizer
 from support.gateway.processes import build_process, multiplies
 from support.rollout.agent_kinds import build, plain
+from support.rollout.other_models import Speaker, build_with_user, echo, quiet
 from support.rollout.scripts import FAMILY, PromptEngine, Script, asked, assert_proved, steps
 from support.scripted_engine import Answer
 from support.scripted_fleet import Engine
@@ -142,6 +143,24 @@ def test_reward_error_leaves_no_reward(rollouts: Rollouts) -> None:
     func = rollouts(steps(0), reward=broken)
     batch = func(prompts(0, 1), trainer())
     assert batch["strands_reward"] == [None, None] and all(any(mask) for mask in batch["env_mask"])
+
+
+def test_other_models(rollouts: Rollouts, tmp_path: Path) -> None:
+    """A simulated user is in the completions and not trained; a judge gives the reward."""
+
+    async def judged(episode: Any, models: Any) -> float:
+        return float(str(await quiet(models["judge"]).invoke_async(episode.text)))
+
+    models = {"user": Speaker(), "judge": Speaker(lambda messages, before: "0.5")}
+    func = rollouts(echo, build=build_with_user, models=models, reward=judged, directory=tmp_path)
+    batch = func(prompts(0, 1), trainer())
+    assert batch["strands_reward"] == [0.5, 0.5]
+    for completion, mask in zip(batch["completion_ids"], batch["env_mask"], strict=True):
+        whole = tokenizer(FAMILY).decode(completion)
+        trained = tokenizer(FAMILY).decode([id for id, one in zip(completion, mask, strict=True) if one])
+        assert whole.count("<|im_start|>user") == 2 and trained.count("reply to") == 3
+        assert "<|im_start|>" not in trained
+    assert_proved(tmp_path / "step-000000")
 
 
 async def test_call_inside_a_running_loop(rollouts: Rollouts) -> None:
