@@ -165,6 +165,8 @@ class SummaryBuilder:
     def add(self, head: EventHead) -> None:
         """Add an event."""
         self.count += 1
+        if head.kind in (EventKind.MODEL, EventKind.MODEL_ERROR):
+            return  # no column needs it
         at = head.epoch, head.number
         if self._end is not None and head.kind not in AFTER_END:
             self.outdated = self.outdated or at > self._end
@@ -202,13 +204,7 @@ class SummaryBuilder:
         return checked_row(self.id, values)
 
 
-_NEEDED = (
-    EventKind.BEGIN,
-    EventKind.RESUME,
-    EventKind.END,
-    EventKind.REWARD,
-    EventKind.TEACHER,
-)  # for the row of an episode that ended
+_NEEDED = (EventKind.BEGIN, EventKind.RESUME, EventKind.END, *AFTER_END)  # for the row of an episode that ended
 
 
 def _end_values(end: Mapping[str, Any]) -> dict[str, Any]:

@@ -277,9 +277,9 @@ def timeline(events: Sequence[Event], metrics: Mapping[str, Any]) -> dict[str, A
     tool. Time that no event accounts for (scheduling, hooks, the agent's own code) is the rest and not placed anywhere.
 
     Returns:
-        `spans`: lists of kind ("engine", "tool", "model" or "error"), start and duration in seconds, depth (0: the agent
-        itself, 1: inside a tool), a label, and the id of the turn or of the tool call, or the number of the event.
-        `placed`: seconds that the spans cover.
+        `spans`: lists of kind ("engine", "tool", "model" or "error"), start and duration in seconds, depth (0: the
+        agent itself, 1: inside a tool), a label, and the id of the turn or of the tool call, or the number of the
+        event. `placed`: seconds that the spans cover.
         `total`: seconds of the whole episode; None if it has not ended. `rest`: seconds that no span covers.
     """
     by_within: dict[tuple[str, ...], list[Event]] = {}

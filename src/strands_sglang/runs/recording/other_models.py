@@ -45,6 +45,7 @@ from strands_sglang.runs.recording.event_data import ToolArguments, arguments_di
 from strands_sglang.runs.recording.recorder import EpisodeRecorder, within
 from strands_sglang.runs.recording.replay_log import OVERFLOW, ReplayLog
 from strands_sglang.runs.recording.tool_recorder import record_tools
+from strands_sglang.runs.reward import message_of
 
 T = TypeVar("T", bound=BaseModel)
 Ask = Callable[[], Coroutine[Any, Any, list[Any]]]
@@ -55,7 +56,7 @@ RETRIES = RetryPolicy(max_retries=60, backoff=Backoff(base=1.0, cap=30.0))
 
 _UNREACHABLE = ("APIConnectionError", "TransportError", "HTTPClientError", "ClientConnectionError")
 """Classes of errors of openai and anthropic, httpx, botocore and aiohttp for a request that got no answer."""
-_JOINED = {"text", "toolUse", "reasoningContent"}  # deltas that the SDK appends to each other
+_APPENDED = ("text", "toolUse", "input", "reasoningContent", "signature")  # pieces that the SDK appends to each other
 
 
 def takes_models(function: Callable[..., Any] | None) -> bool:
@@ -116,7 +117,7 @@ class OtherModels(Mapping[str, "RecordedModel"]):
         arguments: ToolArguments = ToolArguments.RECORD,
         recorder: EpisodeRecorder | None = None,
     ) -> None:
-        """Wrap the models; `of_episode` and `of_scoring` know most arguments.
+        """Wrap the models; `of_episode` knows most arguments.
 
         Args:
             models: The models by name; None: there is one of every name, which has only its recorded answers.
@@ -245,11 +246,13 @@ class OtherModels(Mapping[str, "RecordedModel"]):
         self._check_open()
         self._count(call)
         if failure is None:
-            self._record(EventKind.MODEL, ModelData(**call, answer=recorded or []))
+            data: ModelData = {**call, "answer": recorded or []}
+            self._record(EventKind.MODEL, data)
             return answer
         kind = OVERFLOW if isinstance(failure, ContextWindowOverflowException) else type(failure).__name__
-        self._record(EventKind.MODEL_ERROR, ModelErrorData(**call, error=kind, message=str(failure)))
-        unusable = _error(name, kind, str(failure))
+        why: ModelErrorData = {**call, "error": kind, "message": message_of(failure)}
+        self._record(EventKind.MODEL_ERROR, why)
+        unusable = _error(name, kind, why["message"])
         unusable.__cause__ = failure
         if self._recorder is not None and kind != OVERFLOW:
             await self._recorder.stop_on_outage(unusable)
@@ -397,29 +400,24 @@ def _joined(events: Sequence[Any]) -> list[Any]:
     """Return events with adjacent pieces of one text joined, and the output that follows a schema as plain data."""
     joined: list[Any] = []
     for event in events:
-        before = joined[-1] if joined else {}
-        piece, last = event.get("contentBlockDelta"), before.get("contentBlockDelta")
+        piece, before = event.get("contentBlockDelta"), joined[-1].get("contentBlockDelta") if joined else None
         if isinstance(event.get("output"), BaseModel):
             joined.append({"output": event["output"].model_dump(mode="json")})
-        elif piece and last and piece.get("contentBlockIndex") == last.get("contentBlockIndex"):
-            whole = _appended(last["delta"], piece["delta"]) if {*piece["delta"]} <= _JOINED else None
-            if whole is None:
-                joined.append(event)
-            else:
-                joined[-1] = {"contentBlockDelta": {**last, "delta": whole}}
+        elif piece and before and (delta := _appended(before.get("delta"), piece.get("delta"))) is not None:
+            joined[-1] = {"contentBlockDelta": {**before, "delta": delta}}
         else:
             joined.append(event)
     return joined
 
 
 def _appended(before: Any, piece: Any) -> Any:
-    """Return two pieces of one text as one; None if they are something else."""
+    """Return two adjacent pieces of one text as one; None if they are something else."""
     if isinstance(before, str) and isinstance(piece, str):
         return before + piece
     if not isinstance(before, dict) or not isinstance(piece, dict) or len(piece) != 1 or before.keys() != piece.keys():
         return None
     [(name, inner)] = piece.items()
-    whole = _appended(before[name], inner)
+    whole = _appended(before[name], inner) if name in _APPENDED else None
     return None if whole is None else {name: whole}
 
 
