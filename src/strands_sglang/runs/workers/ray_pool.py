@@ -174,7 +174,8 @@ class RayPool:
             self._run_spec_reference = ray.put(run_spec)
         except Exception as error:
             raise ConfigurationError(
-                f"with workers > 0, build, reward, client and tokenizer must be picklable: {error}"
+                f"with workers > 0, build, reward, client, tokenizer and models must be picklable; functions "
+                f"that make the models may be given: {error}"
             ) from error
         # Shards of earlier processes: an episode that is resumed from them has their events in its record.
         self._earlier_shards: set[str] = set()
