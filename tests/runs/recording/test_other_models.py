@@ -53,7 +53,7 @@ def build(task: Task, model: SGLangModel, models: Any) -> Any:
     async def talk() -> str:
         text = str(task.prompt)
         for _ in range(3):
-            reply = str(await agent.invoke_async(text))
+            reply = str(await agent.invoke_async(text)).strip()
             text = str(await user.invoke_async(f"They said {reply!r}.")).strip()
         return reply
 
@@ -125,7 +125,7 @@ async def test_replay_of_changed_user_diverges(tmp_path: Path) -> None:
         async def talk() -> str:
             text = "go"
             for _ in range(3):
-                reply = str(await agent.invoke_async(text))
+                reply = str(await agent.invoke_async(text)).strip()
                 text = str(await user.invoke_async(f"They said {reply!r}."))
             return reply
 
@@ -256,9 +256,8 @@ async def test_structured_output(tmp_path: Path) -> None:
 
     judge = Speaker(lambda messages, before: '{"points": 7}')
     whole = await run(graded, [TASK], PromptEngine(echo), tmp_path / "whole", models={"judge": judge})
-    assert whole[0].text == "reply to '7'" and models_of(tmp_path / "whole")[0]["answer"][-1] == {
-        "output": {"points": 7}
-    }
+    assert whole[0].text.strip() == "reply to '7'"
+    assert models_of(tmp_path / "whole")[0]["answer"][-1] == {"output": {"points": 7}}
     folder = crashed(tmp_path / "whole", tmp_path / "crash", 3)
     resumed = await run(graded, [TASK], PromptEngine(echo), folder, models={"judge": judge})
     assert summaries(resumed) == summaries(whole) and len(judge.asked) == 1
@@ -350,7 +349,7 @@ async def test_truncated_answer_to_code_is_an_answer(tmp_path: Path) -> None:
 
     judge = Speaker(lambda messages, before: spoken("yes", "max_tokens"))
     episodes = await run(one_token, [TASK], PromptEngine(echo), tmp_path, models={"judge": judge})
-    assert (episodes[0].end_reason, episodes[0].text) == (EndReason.ANSWERED, "reply to 'yes'")
+    assert (episodes[0].end_reason, episodes[0].text.strip()) == (EndReason.ANSWERED, "reply to 'yes'")
 
 
 async def test_overflow_is_handled_by_the_agent_that_asks(tmp_path: Path) -> None:
@@ -396,7 +395,7 @@ async def test_answer_of_a_resumed_process_survives_its_divergence(tmp_path: Pat
         async def talk() -> str:
             text = "go"
             for _ in range(3):
-                reply = str(await agent.invoke_async(text))
+                reply = str(await agent.invoke_async(text)).strip()
                 text = str(await user.invoke_async(f"They said {reply!r}."))
             return reply
 
@@ -504,7 +503,7 @@ async def test_models_that_nobody_takes() -> None:
 async def test_unknown_name(tmp_path: Path) -> None:
     episodes = await run(build, [TASK], PromptEngine(echo), tmp_path, models={"usr": Speaker()})
     assert episodes[0].end_reason is EndReason.AGENT_ERROR
-    assert "no model 'user' was given" in str(episodes[0].failure)
+    assert episodes[0].failure is not None and "no model 'user' was given" in episodes[0].failure.message
 
 
 async def test_other_settings_are_another_experiment(tmp_path: Path) -> None:

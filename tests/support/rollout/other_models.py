@@ -78,7 +78,7 @@ def build_with_user(task: Any, model: Any, models: Any) -> Any:
     async def talk() -> str:
         text = str(task.prompt)
         for _ in range(3):
-            reply = str(await agent.invoke_async(text))
+            reply = str(await agent.invoke_async(text)).strip()
             text = str(await user.invoke_async(f"They said {reply!r}.")).strip()
         return reply
 
