@@ -134,7 +134,7 @@ def test_other_models_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "model user  0.5 s, 3 attempts\n  asked    What now?\n  failed   OtherModelError: it is gone\n" in shown
     assert shown.index("I need a flat.") < shown.index("Thanks.") < shown.index("model judge")
     assert ids(capsys, tmp_path, "--text", "need a flat") == ["spoken/0"]
-    step = json.loads(lines(capsys, 0, str(tmp_path), "spoken", "--json")[0])["steps"][2]
+    step = json.loads("".join(lines(capsys, 0, str(tmp_path), "spoken", "--json")))["steps"][2]
     assert (step["kind"], step["name"], step["text"]) == ("model", "user", "I need a flat.")
 
 

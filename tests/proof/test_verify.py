@@ -338,7 +338,7 @@ def test_other_models_are_counted_and_train_nothing() -> None:
         (3, lambda event: event.data.pop("answer"), FindingKind.FORM, "model event: answer is missing"),
         (3, lambda event: event.data.update(request_digest=None), FindingKind.FORM, "request_digest must be of type"),
         (2, lambda event: event.data.pop("message"), FindingKind.FORM, "model_error event: message is missing"),
-        (9, lambda event: setattr(event, "kind", EventKind.MODEL), FindingKind.FORM, "name is missing"),
+        (10, lambda event: event.data.pop("name"), FindingKind.FORM, "model_error event: name is missing"),
     ],
 )
 def test_events_of_other_models_have_a_form(number: int, edit: Any, kind: FindingKind, words: str) -> None:

@@ -194,7 +194,7 @@ async def test_keyboard_interrupt_is_raised() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        await RewardRunner(interrupted)._in_thread(finished())
+        await RewardRunner(interrupted)._in_thread(finished(), {})
 
 
 async def test_blocking_function_runs_in_a_thread_with_its_context() -> None:

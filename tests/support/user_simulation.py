@@ -80,7 +80,7 @@ def kill_after(count: int) -> None:
             if written == count:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    LedgerWriter._put = counting  # type: ignore[method-assign]
+    LedgerWriter._put = counting  # type: ignore[method-assign, assignment]
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from strands_sglang.runs.offline.score_run import score_run
 from strands_sglang.runs.recording import other_models
 from support.families import tokenizer
 from support.rollout.agent_kinds import plain
-from support.rollout.other_models import Speaker, last_text, quiet, spoken
+from support.rollout.other_models import Answer, Speaker, last_text, quiet, spoken
 from support.rollout.scripts import (
     RAN,
     PromptEngine,
@@ -58,6 +58,11 @@ def build(task: Task, model: SGLangModel, models: Any) -> Any:
         return reply
 
     return talk
+
+
+def answers_from(number: int) -> Answer:
+    """Return the answers of a model that was asked so often before."""
+    return lambda messages, before: f"answer {number + before} to {last_text(messages)}"
 
 
 def echo(prompt: str, before: int) -> str:
@@ -96,7 +101,7 @@ async def test_crash_after_any_event_asks_nothing_again(tmp_path: Path) -> None:
     for kept in range(1, len(events)):
         folder = crashed(tmp_path / "whole", tmp_path / "crash", kept)
         known = sum(event.kind is EventKind.MODEL for event in events[:kept])
-        user = Speaker(lambda messages, before, known=known: f"answer {known + before} to {last_text(messages)}")
+        user = Speaker(answers_from(known))
         engine = PromptEngine(echo).follows(events[:kept])
         resumed = await run(build, [TASK], engine, folder, models={"user": user})
         assert summaries(resumed) == summaries(whole), kept
@@ -192,7 +197,7 @@ async def test_model_inside_tool(tmp_path: Path) -> None:
     for kept in range(1, len(events)):
         folder = crashed(tmp_path / "whole", tmp_path / "crash", kept)
         known = sum(event.kind is EventKind.MODEL for event in events[:kept])
-        helper = Speaker(lambda messages, before, known=known: f"answer {known + before} to {last_text(messages)}")
+        helper = Speaker(answers_from(known))
         engine = PromptEngine(script).follows(events[:kept])
         resumed = await run(ask_build, [TASK], engine, folder, models={"helper": helper})
         assert summaries(resumed, ordered=False) == summaries(whole, ordered=False), kept
@@ -280,7 +285,7 @@ async def test_failure_is_an_end_reason_of_its_own(error: Exception, attempts: i
     def stubborn(task: Task, model: SGLangModel, models: Any) -> Any:
         talk = build(task, model, models)
 
-        async def handled() -> str:
+        async def handled() -> Any:
             try:
                 return await talk()
             except BaseException:

@@ -271,10 +271,9 @@ async def test_other_models(state: State) -> None:
     checked(one)
     assert (times, one.status, one.reward, len(user.asked)) == (2, Status.COMPLETED, 1.0, 3)
     assert "answer 0 to" in one.response and "answer 1 to" in one.response
-    trained = [token for token, kept in zip(one.tokens[-one.response_length :], one.loss_mask, strict=True) if kept]
-    assert engine.inner.decode(trained).count("reply to") == 3 and "answer 0 to They" not in engine.inner.decode(
-        trained
-    )
+    kept = zip(one.tokens[-one.response_length :], one.loss_mask, strict=True)
+    trained = engine.inner.decode([token for token, is_trained in kept if is_trained])
+    assert trained.count("policy") == 3 and "answer" not in trained
 
 
 async def test_user_that_fails_is_not_trained(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ from strands_sglang.runs.reward import message_of
 
 T = TypeVar("T", bound=BaseModel)
 Ask = Callable[[], Coroutine[Any, Any, list[Any]]]
-Write = Callable[[EventKind, Mapping[str, object]], None]
+Write = Callable[[EventKind, Mapping[str, object]], object]
 
 RETRIES = RetryPolicy(max_retries=60, backoff=Backoff(base=1.0, cap=30.0))
 """For a model that cannot be reached or is overloaded; a client of the provider may retry as well."""
