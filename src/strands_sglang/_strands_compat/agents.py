@@ -6,7 +6,7 @@ identified by its cancel signal: it is passed to `stream()`, and no two agents h
 were named in the state of some call, the nodes of graphs that `rollout` runs, and all agents inside `fast_agents`.
 
 `StructuredOutputModel`: if an agent's turn does not follow the required schema, the SDK calls the model again, and
-passes the schema as `structured_output_model`. `enforces_schema` says whether it does so for a model.
+passes the schema as `structured_output_model`. `WrapperModel` behaves as the model that it wraps.
 
 Invariant: an agent is returned only if its cancel signal is that of the call; otherwise None, which the callers handle.
 A name is text or None. No function of this module raises.
@@ -98,9 +98,12 @@ class StructuredOutputModel(Model):
     _supports_structured_output = True
 
 
-def enforces_schema(model: Model | None) -> bool:
-    """Return whether a provider enforces a schema itself; a wrapper of it must have the same private attribute."""
-    return bool(getattr(model, "_supports_structured_output", False))
+class WrapperModel(Model):
+    """A provider that passes its calls on to another one, and so enforces a schema if that one does."""
+
+    def __init__(self, model: Model | None) -> None:
+        """Wrap a model; None: it enforces nothing."""
+        self._supports_structured_output = bool(getattr(model, "_supports_structured_output", False))
 
 
 if not hasattr(Model, "_supports_structured_output"):

@@ -26,7 +26,7 @@ from strands.types.content import Messages
 from strands.types.exceptions import ContextWindowOverflowException, MaxTokensReachedException, ModelThrottledException
 from strands.types.streaming import StreamEvent
 
-from strands_sglang._strands_compat.agents import calling_agent, cycle_of, enforces_schema
+from strands_sglang._strands_compat.agents import WrapperModel, calling_agent, cycle_of
 from strands_sglang.engine.response import TransientFault, is_transient
 from strands_sglang.engine.retry import Backoff, Retries, RetryPolicy
 from strands_sglang.errors import (
@@ -288,7 +288,7 @@ class OtherModels(Mapping[str, "RecordedModel"]):
             self._metrics.other_model_seconds += call["seconds"]
 
 
-class RecordedModel(Model):
+class RecordedModel(WrapperModel):
     """Another model of an episode: a Strands model whose answers are recorded and replayed, and never trained.
 
     Example:
@@ -302,9 +302,9 @@ class RecordedModel(Model):
 
     def __init__(self, name: str, model: Model | None, others: OtherModels) -> None:
         """Wrap a model; None: there are only its recorded answers."""
+        super().__init__(model)
         self.name, self.model, self._others = name, model, others
         self._tokens = EpisodeTokens(f"{others.episode}/{name}")  # of another `SGLangModel`, whose turns it keeps apart
-        self._supports_structured_output = enforces_schema(model)
 
     @property
     def config(self) -> Any:
