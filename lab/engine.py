@@ -6,6 +6,7 @@ can run them; the engine has its own environment, in a cache outside the checkou
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import http.client
@@ -15,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
@@ -229,6 +231,39 @@ def become(arguments: list[str], *, die_with_parent: bool = False, extra: dict[s
     python = str(folder / "bin" / "python")
     sys.stdout.flush()
     os.execve(python, [python, *arguments], {**variables(), **(extra or {})})
+
+
+def announce(url: str, name: str) -> None:
+    """Say when the server that this process becomes is ready, and every ten seconds that it is not yet.
+
+    A process of its own does it, which ends then, or with the server.
+    """
+    server = os.getpid()
+    if os.fork():
+        os.wait()
+        return
+    if os.fork():
+        os._exit(0)  # the one that waits is nobody's child, so that the engine has nothing to reap
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a word, too
+    began = said = time.monotonic()
+    while _is_alive(server):
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            if urllib.request.urlopen(f"{url}/health", timeout=5).status == 200:
+                print(f"lab: {name} is ready on {url}  (Ctrl-C ends it)", flush=True)
+                break
+        if time.monotonic() - said >= 10:
+            said = time.monotonic()
+            print(f"lab: {name} is still starting, {said - began:.0f} s", flush=True)
+        time.sleep(0.3)
+    os._exit(0)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def check_free(host: str, port: int) -> None:

@@ -26,8 +26,8 @@ from support.scripted_engine import Answer, tool_call
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").glob("**/*.md")) if page.parent.name != "api")]
-PROSE = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "lab" / "README.md", *sorted((ROOT / "examples").glob("**/*.md"))]
-PROSE += sorted((ROOT / "research").glob("**/*.md"))
+PROSE = [*PAGES, *sorted({*ROOT.glob("*.md")} - {*PAGES}), ROOT / "lab" / "README.md"]
+PROSE += [page for folder in ("examples", "research") for page in sorted((ROOT / folder).glob("**/*.md"))]
 SERVER = "http://localhost:30000"
 _BLOCK = re.compile(r"^```python(?: ([^\n]*))?\n(.*?)^```", re.DOTALL | re.MULTILINE)
 

@@ -20,6 +20,7 @@ from strands.types.exceptions import StructuredOutputException
 
 from strands_sglang import SGLangModel
 from strands_sglang.engine import FinishReason
+from strands_sglang.errors import ConfigurationError
 from strands_sglang.tokens import TurnPurpose
 from support.families import tokenizer
 from support.provider.agents import agent_on, calculator, official, outline, said, scripted_model
@@ -198,6 +199,20 @@ async def test_structured_output_inside_the_loop_by_call_or_by_grammar(called: b
         # What a grammar allowed is not what the policy chose.
         assert [turn.purpose for turn in tree] == [TurnPurpose.EPISODE, TurnPurpose.CONSTRAINED]
         assert [trajectory.turn_ids for trajectory in tree.trajectories()] == [(0,)]
+
+
+async def test_structured_output_alone_needs_no_tool_parser() -> None:
+    """A template without tool calls: the schema is enforced in the turn that the SDK asks for next."""
+    template = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    template += "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    replies = ["Paris.", '{"name": "Paris", "people": 2}', "no calls"]
+    model, engine = scripted_model(replies, "qwen2.5", chat_template=template)
+    result = await agent_on(model, tools=[]).invoke_async("a city?", structured_output_model=City)
+    assert result.structured_output == City(name="Paris", people=2)
+    assert outline(model.current_episode.tree) == [(None, "root"), (0, "proved")]
+    assert_exact(engine, model.current_episode)
+    with pytest.raises(ConfigurationError, match="cannot determine the format of tool calls"):
+        await agent_on(model).invoke_async("1+1?")  # with a tool of its own
 
 
 async def test_a_turn_that_ends_exactly_at_its_budget_is_complete() -> None:

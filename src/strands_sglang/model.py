@@ -23,7 +23,12 @@ from strands.types.streaming import StreamEvent
 from strands.types.tools import ToolChoice, ToolSpec
 from typing_extensions import override
 
-from strands_sglang._strands_compat.agents import StructuredOutputModel, calling_agent, cycle_of
+from strands_sglang._strands_compat.agents import (
+    StructuredOutputModel,
+    calling_agent,
+    cycle_of,
+    without_output_tools,
+)
 from strands_sglang.chat.conversation import Conversation
 from strands_sglang.chat.messages import template_system
 from strands_sglang.chat.parser_detection import resolve_tool_parser
@@ -236,6 +241,9 @@ class SGLangModel(StructuredOutputModel):
         """
         if tool_choice is not None and structured_output_model is None and "auto" not in tool_choice:
             logger.warning("tool_choice=<%s> | a chat template cannot force a tool call; ignored", tool_choice)
+        agent = calling_agent(invocation_state, cancel_signal)
+        if self._runner.problem:  # no call can be read: the SDK asks again, with the schema instead of a tool
+            tool_specs = without_output_tools(agent, tool_specs)
         conversation = Conversation.of(
             messages,
             system=template_system(system_prompt, system_prompt_content),
@@ -246,7 +254,7 @@ class SGLangModel(StructuredOutputModel):
             conversation,
             self.current_episode,
             self._settings,
-            calling_agent(invocation_state, cancel_signal),
+            agent,
             cancel_signal,
             model_state,
             cycle=cycle_of(invocation_state),

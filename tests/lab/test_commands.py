@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import time
 
 import pytest
 
-from support.lab_servers import LAB, task
+from support.lab_servers import LAB, LabProcess, task
 from support.scripted_fleet import Engine
 
 
@@ -81,3 +82,12 @@ def test_the_calculator_understands_one_operation_only(expression: str) -> None:
 )
 def test_what_is_not_a_call(text: str) -> None:
     assert task.parse_call(text) is None
+
+
+@pytest.mark.engine
+def test_serve_says_when_it_is_ready(tool_policy: LabProcess) -> None:
+    ready = f"lab: tool-policy is ready on {tool_policy.url}"
+    until = time.monotonic() + 60
+    while ready not in tool_policy.log.read_text():
+        assert time.monotonic() < until, tool_policy.tail()
+        time.sleep(0.2)

@@ -262,9 +262,9 @@ async def test_row_19_policy_fork_drops_injected_context(trigger: Any) -> None:
     assert "<now>0</now>" in engine.prompts[0] and "<now>0</now>" not in engine.prompts[1]
     assert ("<now>1</now>" in engine.prompts[1]) == (trigger == "everyTurn")
     # Without injected text the conversation continues; with it, it cannot.
-    assert tree[2].parent == (1 if trigger == "userTurn" else None)
     assert "<now>2</now>" in engine.prompts[2]
     assert not any(turn.rejected for turn in tree)
+    assert outline(tree)[2] == ((1, "proved") if trigger == "userTurn" else (None, "forked"))
 
 
 async def test_row_20_the_system_prompt_is_rewritten() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import sys
 import threading
 from typing import Any
 
@@ -125,11 +126,13 @@ async def test_context_and_budgets_count_every_position() -> None:
     assert call.sampling["max_new_tokens"] == 100 - len(call.ids)
 
 
-async def test_model_without_image_settings_says_what_to_pass() -> None:
-    engine = scripted("x")
-    model = SGLangModel(tokenizer=tokenizer("qwen3"), client=ScriptedEngine(tokenizer("qwen3"), ["x"]))
+@pytest.mark.parametrize("file", [png(20, 20), b"\xff\xd8\xff\xe0 a JPEG"])
+async def test_model_without_image_settings_says_what_to_pass(file: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)  # what would convert a file does not matter to a text-only model
+    engine = ScriptedEngine(tokenizer("qwen3"), ["x"])
+    model = SGLangModel(tokenizer=engine.tokenizer, client=engine)
     with pytest.raises(UnsupportedContentError, match=r"block 0: an image cannot be shown.*pass image_processor="):
-        await Agent(model=model, callback_handler=None).invoke_async([image_block(png(20, 20))])
+        await Agent(model=model, callback_handler=None).invoke_async([image_block(file)])
     assert not engine.calls
 
 

@@ -1,12 +1,12 @@
-"""Finds the agent that makes a model call and its name, and enables structured output by the provider.
+"""Finds the agent that makes a model call, its name and its tools, and enables structured output by the provider.
 
 `calling_agent`, `cycle_of`, `name_of`: the SDK does not pass the calling agent to a provider, and
 `invocation_state["agent"]` may be another agent if agents share that dict, as the nodes of a graph do. An agent is
 identified by its cancel signal: it is passed to `stream()`, and no two agents have the same. Known are the agents that
 were named in the state of some call, the nodes of graphs that `rollout` runs, and all agents inside `fast_agents`.
 
-`StructuredOutputModel`: if an agent's turn does not follow the required schema, the SDK calls the model again, and
-passes the schema as `structured_output_model`. `WrapperModel` behaves as the model that it wraps.
+`StructuredOutputModel`, `without_output_tools`: if an agent's turn does not follow the required schema, the SDK calls
+the model again, and passes the schema as `structured_output_model`. `WrapperModel` behaves as the model that it wraps.
 
 Invariant: an agent is returned only if its cancel signal is that of the call; otherwise None, which the callers handle.
 A name is text or None. No function of this module raises.
@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from strands.models.model import Model
+from strands.tools.structured_output.structured_output_tool import StructuredOutputTool
 
 from strands_sglang._strands_compat import report_unrecognised
 
@@ -86,6 +87,12 @@ def name_of(agent: Any) -> str | None:
     except Exception:
         return None
     return name if isinstance(name, str) else None
+
+
+def without_output_tools(agent: Any, tool_specs: Sequence[Any] | None) -> list[Any]:
+    """Return tools without those by which the SDK asks for structured output first, before it passes a schema."""
+    made = getattr(getattr(agent, "tool_registry", None), "dynamic_tools", {})
+    return [spec for spec in tool_specs or () if not isinstance(made.get(spec["name"]), StructuredOutputTool)]
 
 
 class StructuredOutputModel(Model):

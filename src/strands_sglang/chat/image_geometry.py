@@ -148,8 +148,8 @@ def _from_files(name: str) -> Mapping[str, Any]:
         if isinstance(settings, dict) and ("image_processor_type" in settings or "image_processor" in settings):
             return settings
     raise ConfigurationError(
-        f"{name or 'the tokenizer'} has no preprocessor_config.json, so the size of images is unknown: pass"
-        " image_processor=, the name or path of a model that takes images"
+        f"{name or 'the tokenizer'} has no preprocessor_config.json. It is a text-only model: send it no images; "
+        "or its image settings are elsewhere: pass image_processor=, the name or path of a model that takes images"
     )
 
 

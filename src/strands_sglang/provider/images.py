@@ -52,13 +52,12 @@ class ImageSupport:
         cheap, slow = list[bytes](), list[bytes]()
         for source in conversation.images(first):
             (cheap if is_cheap(source) else slow).append(source)
-        files = [*map(_file, cheap), *await asyncio.gather(*(in_thread(_file, source) for source in slow))]
-        if files and "geometry" not in self.__dict__:
+        if (cheap or slow) and "geometry" not in self.__dict__:  # first: a text-only model needs no converted images
             try:
                 await in_thread(lambda support: support.geometry, self)  # may read or download files
             except ConfigurationError as error:
                 raise _unusable(conversation, error) from error
-        return files
+        return [*map(_file, cheap), *await asyncio.gather(*(in_thread(_file, source) for source in slow))]
 
     @cached_property
     def reserved_ids(self) -> list[int]:

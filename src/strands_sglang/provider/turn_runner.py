@@ -47,11 +47,11 @@ class TurnRunner:
     """Runs the turns of one model, any number at the same time."""
 
     def __init__(self, engine: TokenEngine, planner: Planner, images: ImageSupport, problem: str = "") -> None:
-        """Create a runner; `problem` says why no parser of tool calls was found."""
+        """Create a runner; `problem` says why no parser of tool calls was found, "" if one was."""
         self.planner = planner
         self.sampler = Sampler(engine, images)
         self._images = images
-        self._problem = problem
+        self.problem = problem
         self._alarm = ParserAlarm(planner.parser, tools_shown=planner.bridge.template.writes_tools)
         self._auditor = Auditor(planner.appender)
 
@@ -91,8 +91,8 @@ class TurnRunner:
         return self._finish(committed)
 
     async def _prepare(self, request: TurnRequest) -> PreparedCall:
-        if self._problem and request.conversation.preamble.tools and request.schema is None:
-            raise ConfigurationError(f"tool_parser='auto' cannot determine the format of tool calls: {self._problem}")
+        if self.problem and request.conversation.preamble.tools and request.schema is None:
+            raise ConfigurationError(f"tool_parser='auto' cannot determine the format of tool calls: {self.problem}")
         request = replace(request, conversation=request.conversation.at(request.episode.time))
         call = await prepare(self.planner, self._images, request)
         stop_after_failed_calls(call)
