@@ -83,8 +83,6 @@ class RunSpec:
     client: TokenEngine
     limits: Limits
     model_options: dict[str, Any] = field(default_factory=dict)
-    models: dict[str, Any] = field(default_factory=dict)
-    """Other models by name: `Model` objects, or functions that make them."""
     directory: Path | None = None
     run: str = ""
     durability: Durability = Durability.PROCESS
@@ -99,6 +97,8 @@ class RunSpec:
     trace: dict[str, str] = field(default_factory=dict)
     experiment: dict[str, str] = field(default_factory=dict)
     """What `experiment.experiment_of` returns; empty: nothing is recorded."""
+    models: dict[str, Any] = field(default_factory=dict)
+    """Other models by name: `Model` objects, or functions that make them."""
 
     def settings(self) -> dict[str, Any]:
         """Return model options and limits as plain data for the ledger; other objects are replaced by their repr."""
