@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import re
@@ -20,6 +21,7 @@ from strands_sglang.runs import EndReason, Limits, Task, evaluate, rollout
 from support.lab_servers import LabProcess
 from support.rollout.scripts import PromptEngine, asked, assert_proved, run
 from support.scripted_engine import Answer, Reply, ScriptedEngine, tool_call
+from support.viewer.browser import running_chromium, watched_page
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
@@ -169,6 +171,37 @@ async def test_serving_reports_an_engine_that_fails() -> None:
     async with TestClient(TestServer(server.application(engine, engine.tokenizer))) as client:
         said = await ask(client, "?")
         assert said[-1] == {"error": "no engine"}
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+async def test_the_page_of_the_serving_example(width: int, scheme: str) -> None:
+    server = example("serving.server")
+    wide = "A_very_long_word_" * 20
+    engine = ScriptedEngine(
+        PromptEngine(computes).tokenizer, [tool_call("calculator", expression="2 * 3"), f"6 {wide}"]
+    )
+    async with TestServer(server.application(engine, engine.tokenizer)) as app:
+        address = str(app.make_url("/"))
+
+        def chat() -> None:
+            with (
+                running_chromium() as browser,
+                watched_page(browser, address, width=width, color_scheme=scheme) as opened,
+            ):
+                page = opened.page
+                page.goto(address)
+                page.keyboard.press("Tab")
+                page.locator("textarea").fill("Compute 2 * 3.")
+                page.keyboard.press("Enter")
+                page.wait_for_selector("#record a")
+                assert page.locator(".user").inner_text() == "Compute 2 * 3."
+                assert page.locator(".tool").all_inner_texts() == ["calculator"]
+                assert page.locator(".agent .text").inner_text().startswith("6 A_very_long")
+                assert page.locator("#record").inner_text().startswith("On record: ")
+                assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+        await asyncio.to_thread(chat)
 
 
 @pytest.mark.engine

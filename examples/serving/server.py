@@ -76,6 +76,7 @@ class Chat:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         await response.prepare(request)
         session = self.session(name)
+        told: set[str] = set()  # tool calls; the framework reports each several times, while its arguments arrive
         async with session.busy:
             # The same episode is opened for every request of the session: its turns are one tree.
             with self.model.episode(session.episode):
@@ -83,8 +84,9 @@ class Chat:
                     async for event in session.agent.stream_async(message):
                         if "data" in event:
                             await send(response, {"text": event["data"]})
-                        elif "current_tool_use" in event:
-                            await send(response, {"tool": event["current_tool_use"].get("name")})
+                        elif (use := event.get("current_tool_use")) and use["toolUseId"] not in told:
+                            told.add(use["toolUseId"])
+                            await send(response, {"tool": use["name"]})
                     await send(response, {"done": True})
                 except StrandsSGLangError as error:
                     await send(response, {"error": str(error)})
