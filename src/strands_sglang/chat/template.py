@@ -33,6 +33,10 @@ _COMMON_IDS = ("call_1", "functions.probe:0", "tooluse_3Fq-1xKz0TzqYw", "1234567
 _MAX_CACHED_IDS = 4096
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 
+OF_THE_PROCESS = (RecursionError, MemoryError)
+"""Errors that say nothing about a template: it would render the same in another place. What is found of a template is
+kept, so it must not be found from them."""
+
 PROBE_TIME = datetime(2025, 1, 15, 12)
 """The time of renderings that belong to no episode, so that what is found of a template does not depend on the day."""
 _TIMES, _CLOCK = "strands_sglang_times", "strftime_now"
@@ -160,8 +164,8 @@ class ChatTemplate:
                 text = self._tokenizer.apply_chat_template(
                     list(messages), tools=tools, add_generation_prompt=generate, tokenize=False, **given
                 )
-        except ReferenceError:
-            raise  # the weakly referenced tokenizer was collected
+        except (ReferenceError, *OF_THE_PROCESS):
+            raise  # a ReferenceError: the weakly referenced tokenizer was collected
         except Exception as error:  # a template can raise anything
             _, unknown, time_format = str(error).partition(_UNKNOWN_FORMAT)
             if unknown and time_format not in given.get(_TIMES, (time_format,)):

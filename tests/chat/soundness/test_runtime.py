@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import logging
+import sys
+from collections.abc import Callable
 
 import pytest
 
+from strands_sglang.chat.bridge import Bridge
 from strands_sglang.chat.conversation import Preamble
 from strands_sglang.chat.conversation_shape import ConversationShape, Step
 from strands_sglang.chat.soundness import FailureReason, RuntimeSoundness, StandIn, runtime_soundness, sound_bridge
@@ -53,6 +58,34 @@ def test_available_tools_affect_the_check() -> None:
     assert found.result(bridge, Step.USER, shape, tools=True).proved
     assert not found.result(bridge, Step.USER, shape, tools=False).proved
     assert "user without tools" in sound.refused
+
+
+def deep(call: Callable[[], object], left: int) -> object:
+    return call() if left <= 0 else deep(call, left - 1)
+
+
+@pytest.mark.parametrize("what", ["boundary", "result", "inspections", "depends_on_position"])
+def test_what_is_found_where_the_stack_ends_is_not_kept(what: str) -> None:
+    """The loop of the SDK calls itself at every turn, so a template may be met first where little stack is left."""
+    shape = ConversationShape(CALL, no_reasoning=True, exchanges=True, earlier_rounds=True, given=(False,))
+
+    def find(bridge: Bridge, found: RuntimeSoundness) -> object:
+        if what == "boundary":
+            return bridge.boundary(shape, "tool")
+        if what == "result":
+            return found.result(bridge, Step.TOOL, shape, tools=True)
+        if what == "inspections":
+            return found.inspections(bridge)
+        return found.depends_on_position(bridge, Step.TOOL, shape, tools=True, proved=True)
+
+    expected = find(sound_bridge(tokenizer("qwen2.5"))[0], RuntimeSoundness(""))
+    # A bridge of its own: an argument that the template does not read.
+    bridge, found = sound_bridge(tokenizer("qwen2.5"), arguments={"of": what})[0], RuntimeSoundness("")
+    used = len(inspect.stack())
+    for left in range(5, 400, 5):  # wherever it is that the stack ends
+        with contextlib.suppress(RecursionError):
+            deep(lambda: find(bridge, found), sys.getrecursionlimit() - used - left)
+    assert find(bridge, found) == expected
 
 
 @pytest.mark.parametrize("family", ["deepseek-r1", "deepseek-v3.1", "qwen2.5"])

@@ -25,7 +25,7 @@ from jinja2.tests import test_sequence
 
 from strands_sglang.chat.conversation_shape import ANCHOR
 from strands_sglang.chat.messages import TemplateMessage
-from strands_sglang.chat.template import PROBE_TIME, ChatTemplate
+from strands_sglang.chat.template import OF_THE_PROCESS, PROBE_TIME, ChatTemplate
 from strands_sglang.errors import TemplateRefusedError
 
 _STAND_IN = "x"
@@ -282,6 +282,8 @@ def inspect(template: ChatTemplate, conversations: Sequence[tuple[Sequence[Templ
         given = {"tools": available, "add_generation_prompt": True, **template.variables}
         try:
             written = compiled.render(messages=_with_text_recorded(template.fitted(recording), record), **given)
+        except OF_THE_PROCESS:
+            raise
         except Exception:
             continue  # the template rejects this conversation
         try:
