@@ -1,4 +1,4 @@
-"""Helpers for asyncio: `in_thread`, `run_bounded` (many calls, a few at a time), `run_async`, `LoopThrottle`.
+"""Helpers for asyncio: `in_thread`, `run_bounded` (many calls, few at a time), `run_async`, `grouped`, `LoopThrottle`.
 
 Invariant: `in_thread` never waits for the loop's own thread pool, which may be busy with tools. Nothing is left running
 when `run_bounded` ends, however it ends. The first Ctrl-C cancels the coroutine of `run_async`; KeyboardInterrupt is
@@ -8,12 +8,13 @@ raised when it has ended.
 from __future__ import annotations
 
 import asyncio
+import builtins
 import os
 import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from types import FrameType
@@ -21,6 +22,8 @@ from typing import Any, TypeVar
 
 ArgumentT = TypeVar("ArgumentT")
 ResultT = TypeVar("ResultT")
+
+_GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())  # Python 3.10 has none
 
 
 @lru_cache(maxsize=1)
@@ -86,6 +89,11 @@ async def _cancelled_by_ctrl_c(coroutine: Coroutine[Any, Any, ResultT]) -> Resul
     finally:
         if signal.getsignal(signal.SIGINT) is on_signal:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def grouped(error: BaseException | None) -> Sequence[BaseException]:
+    """Return the errors of an exception group, which is what a task group raises; none for any other error."""
+    return error.exceptions if isinstance(error, _GROUP) else ()
 
 
 class LoopThrottle:

@@ -11,14 +11,18 @@ import pytest
 from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
 
+from strands_sglang.chat.soundness import sound_bridge
 from strands_sglang.drift import Cause, DriftReport, Method, html_page, measure
-from strands_sglang.drift.conversations import of_line
+from strands_sglang.drift.conversations import of_line, read_source
+from strands_sglang.drift.measure import DriftMeter
 from strands_sglang.errors import ConfigurationError, LedgerError
 from strands_sglang.runs import RunResult, Task
+from strands_sglang.tool_parsers.base import PlainTextParser
 from support.agent_episodes import Played, drift
+from support.clock import set_clock
 from support.families import tokenizer
 from support.rollout.scripts import PromptEngine, last_step, run
-from support.scripted_engine import Answer, Reply
+from support.scripted_engine import Answer, Reply, ScriptedEngine
 
 FAMILY = "qwen2.5"
 SPELLINGS = (
@@ -204,3 +208,17 @@ async def test_the_page_has_every_figure(tmp_path: Path) -> None:
         assert f"{report.methods[method].share:.2%}" in page and method.label in page
     assert page.count("<svg") == page.count("</svg>") == 2 and "JSON spacing" in page
     assert json.loads(json.dumps(report.to_dict()))["methods"]["render"]["turns"] == 32
+
+
+async def test_a_conversation_is_rendered_at_the_time_of_its_episode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_clock(monkeypatch, day=17)
+    own = tokenizer("llama-3.2")
+    engine = ScriptedEngine(own, ["Hello."], end="<|eot_id|>")
+    await run(build, [Task("task 1", id="t")], engine, tmp_path)
+    set_clock(monkeypatch, day=19)
+    bridge, parser = sound_bridge(own)[0], PlainTextParser()
+    (conversation,) = read_source(tmp_path, bridge, parser, [])
+    meter = DriftMeter(own, bridge, parser)
+    assert meter._rendered(conversation, 1, generate=True) == engine.prompts[0]

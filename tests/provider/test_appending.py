@@ -116,7 +116,9 @@ def marked(condition: str) -> str:
         *("arguments.get('path')", "arguments | length > 1", "not arguments", "arguments == {}"),
         *("(arguments | list | first) == 'path'", "'b.py' in arguments.values()", "'b.py' in (arguments | tojson)"),
         *("(arguments.values() | list | first) == 'b.py'", "(arguments | dictsort | first | last) == 'b.py'"),
-        "'b.py' in (arguments | string)",
+        *("'b.py' in (arguments | string)", "arguments.items() | list | length > 1"),
+        *("(arguments.values() | list | last) is number", "arguments.values() | reject('string') | list"),
+        "arguments.keys() == {'path': 1}.keys()",
     ],
 )
 async def test_calls_are_part_of_the_evidence(asked: str) -> None:

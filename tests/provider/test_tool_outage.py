@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from typing import Any
 
 import pytest
@@ -92,5 +93,9 @@ def test_outage_in() -> None:
     handled = ValueError()
     handled.__context__ = AWAY  # raised while the outage was handled
     assert outage_in(handled) is None
+    if (group := getattr(builtins, "ExceptionGroup", None)) is not None:  # since Python 3.11
+        inner = group("two tasks", [ValueError(), caused(KeyError(), AWAY)])
+        assert outage_in(caused(RuntimeError(), group("a task", [inner]))) is AWAY
+        assert outage_in(group("a task", [ValueError()])) is None
     circle = ValueError()
     assert outage_in(caused(circle, caused(KeyError(), circle))) is None

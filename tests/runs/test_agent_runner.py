@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 from pathlib import Path
 from typing import Any
 
 import pytest
 from strands.hooks import AfterModelCallEvent, AfterToolsEvent, BeforeToolCallEvent
 from strands.multiagent import GraphBuilder, Swarm
+from strands.types.exceptions import EventLoopException
 
 from strands_sglang import SGLangModel, ToolLimiter
 from strands_sglang.engine import FinishReason
@@ -19,9 +21,11 @@ from strands_sglang.errors import (
     CountMismatchError,
     EngineUnavailableError,
     RequestRejectedError,
+    ToolUnavailableError,
 )
 from strands_sglang.runs import EndReason, Episode, Limits, Task
 from strands_sglang.runs.agent_runner import failure_of
+from strands_sglang.runs.end_reason import LimitReachedError
 from support.provider.agents import ask
 from support.rollout.agent_kinds import plain
 from support.rollout.scripts import (
@@ -35,6 +39,7 @@ from support.rollout.scripts import (
 from support.scripted_engine import Answer, Reply, assert_exact, tool_call
 
 TASK = Task("go", id="t")
+Group: Any = getattr(builtins, "ExceptionGroup", None)
 
 
 async def run_episode(script: Script, build: Any = None, limits: Limits | None = None, **options: Any) -> Episode:
@@ -209,6 +214,29 @@ async def test_agent_code_that_raises(error: BaseException, where: str, tmp_path
 async def test_build_may_return_a_function() -> None:
     assert (await run_episode(steps(1), lambda task, model: lambda: 42)).text == "42"
     assert (await run_episode(steps(1), lambda task, model: lambda: None)).text == ""
+
+
+@pytest.mark.skipif(Group is None, reason="Python 3.10 has no exception groups")
+@pytest.mark.parametrize(
+    ("error", "ended"),
+    [
+        (LimitReachedError("enough", EndReason.TURN_LIMIT), EndReason.TURN_LIMIT),
+        (EngineUnavailableError("away"), EndReason.ENGINE_ERROR),
+        (ToolUnavailableError("away"), EndReason.TOOL_UNAVAILABLE),
+        (RuntimeError("a mistake"), EndReason.AGENT_ERROR),
+    ],
+)
+async def test_error_in_a_group_of_tasks_is_that_of_its_task(error: Exception, ended: EndReason) -> None:
+    """Also beside a limit that another task reached, and in a group of a group."""
+
+    async def work() -> None:
+        groups = [Group("a task", [EventLoopException(error)])]
+        raise Group("two tasks", [LimitReachedError("enough", EndReason.TURN_LIMIT), *groups])
+
+    episode = await run_episode(steps(1), lambda task, model: work)
+    assert episode.end_reason is ended
+    kind = None if episode.failure is None else episode.failure.kind
+    assert kind == (type(error).__name__ if ended.failed else None)
 
 
 async def test_graphs_and_swarms() -> None:

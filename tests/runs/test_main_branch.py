@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from strands import Agent
+from strands.hooks import AfterModelCallEvent
 from strands.multiagent import GraphBuilder, Swarm
 
 from strands_sglang import Limits, SGLangModel, Task
@@ -225,6 +226,28 @@ async def test_agent_that_starts_again(is_named: bool) -> None:
 
     episode = await one(build)
     assert [flat.main for flat in episode.trajectories] == [False, is_named]
+
+
+@pytest.mark.parametrize("answer", ["It took too long: 42.", "I find fault."])
+async def test_agent_without_a_kept_reply_leaves_the_main_branch_open(answer: str) -> None:
+    """The solver's hook discards its reply, and only the critic has a branch: the main one if it gave the answer."""
+
+    def fail(event: AfterModelCallEvent) -> None:
+        raise ValueError("no")
+
+    def build(task: Task, model: SGLangModel) -> Any:
+        async def work() -> str:
+            with pytest.raises(ValueError, match="no"):
+                await agent(model, "solver", tools=[], hooks=[fail]).invoke_async("solve it")
+            await agent(model, "critic", tools=[]).invoke_async("find fault")
+            return answer
+
+        return work
+
+    def own_words(prompt: str, before: int) -> Answer:
+        return "I solve." if "You are solver." in prompt else "I find fault."
+
+    assert main_agents([await one(build, own_words)]) == ["critic" if answer == "I find fault." else None]
 
 
 async def test_sub_agent_that_is_not_named_never_has_the_main_branch() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.viewer import _leading_to, export_html
+from support.ledger.episodes import Recorder, written_run
 from support.viewer.browser import gated_worker, running_chromium, running_viewer, watched_page
 from support.viewer.generated_run import EpisodeGenerator
 from support.viewer.recorded_run import FAMILY, TOKENIZER
@@ -94,6 +95,21 @@ def test_run_shows_figures_charts_and_rows(opened: Any) -> None:
     assert page.locator(".histogram .bar").count() > 1
     assert page.locator(ROW).count() > 10
     page.wait_for_selector("#top .verdict-proved")
+
+
+def test_mixed_experiments_are_shown(browser: Any, tmp_path: Path) -> None:
+    with written_run(tmp_path, samples_per_task=2) as writer:
+        for sample in range(2):
+            recorder = Recorder(writer.write, sample=sample, fingerprint={"agent": f"agents:build {sample}"})
+            recorder.call(None, context=[1], sampled=[2])
+            recorder.end()
+    with running_viewer(tmp_path) as address, watched_page(browser, address) as watched:
+        watched.page.goto(address)
+        badge = watched.page.wait_for_selector("#top .verdict-proved")
+        assert badge.inner_text() == "proved, mixed: agent"
+        badge.click()
+        shown = watched.page.locator(".certificate").inner_text()
+        assert "agents:build 0 (1 episode); agents:build 1 (1 episode)" in shown
 
 
 def test_the_token_leaves_the_address(opened: Any) -> None:

@@ -14,6 +14,7 @@ import json
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Any, cast
@@ -67,6 +68,8 @@ class Conversation:
     """Tools in the template's form; None: none."""
     ids: array[int] = field(default_factory=lambda: array("i"))
     """The tokens of the whole branch, to its last sampled token; empty if they are not recorded."""
+    time: datetime | None = None
+    """The time that its chat template wrote; None: not recorded."""
 
 
 def read_source(
@@ -144,7 +147,7 @@ def _branch(
         for depth, turn in enumerate(path)
         if turn.purpose is TurnPurpose.EPISODE
     ]
-    bare = Conversation(record.id, plain, ids=ids)
+    bare = Conversation(record.id, plain, ids=ids, time=record.template_time)
     if one is None or record.end is None:
         return bare
     try:
@@ -152,7 +155,7 @@ def _branch(
     except (StrandsSGLangError, KeyError, TypeError, ValueError):
         return bare
     placed = [replace(turn, reply=replies.get(turn.depth)) for turn in plain]
-    return Conversation(record.id, placed, messages, template_tools(one.get("tools") or ()), ids)
+    return replace(bare, turns=placed, messages=messages, tools=template_tools(one.get("tools") or ()))
 
 
 def _messages(

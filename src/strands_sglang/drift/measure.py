@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -155,8 +156,8 @@ class DriftMeter:
         sampled = turn.sampled
         assert sampled is not None and turn.reply is not None
         try:
-            before = self.rendered(conversation.messages[: turn.reply], conversation.tools, generate=True)
-            text = self.rendered(conversation.messages[: turn.reply + 1], conversation.tools, generate=False)
+            before = self._rendered(conversation, turn.reply, generate=True)
+            text = self._rendered(conversation, turn.reply + 1, generate=False)
         except TemplateRefusedError:
             self.report.methods[Method.RENDER].refused += 1
             return
@@ -184,7 +185,7 @@ class DriftMeter:
         last = max(turn.reply for turn in placed if turn.reply is not None)
         method = self.report.methods[Method.HISTORY]
         try:
-            text = self.rendered(conversation.messages[: last + 1], conversation.tools, generate=False)
+            text = self._rendered(conversation, last + 1, generate=False)
             branch, spans = self._branch(conversation, placed)
         except TemplateRefusedError:
             method.refused += sum(turn.counted for turn in placed)
@@ -222,7 +223,7 @@ class DriftMeter:
         known = 0
         for turn in placed:
             assert turn.reply is not None
-            prompt = self.encode(self.rendered(messages[: turn.reply], tools, generate=True))
+            prompt = self.encode(self._rendered(conversation, turn.reply, generate=True))
             sampled = list(turn.sampled) if turn.sampled is not None else self._as_written(conversation, turn, prompt)
             new = messages[known : turn.reply]
             if not branch:
@@ -259,17 +260,23 @@ class DriftMeter:
     def _as_written(self, conversation: Conversation, turn: TurnTokens, prompt: list[int]) -> list[int]:
         """Return a turn as the template writes it right after its prompt, up to the token that ends it."""
         assert turn.reply is not None
-        text = self.rendered(conversation.messages[: turn.reply + 1], conversation.tools, generate=False)
-        whole = self.encode(text)
+        whole = self.encode(self._rendered(conversation, turn.reply + 1, generate=False))
         rest = whole[_common_prefix(prompt, whole) :]
         return rest[: end_of_turn(rest, self._encoder.control, self._parser)]
 
     # --- rendering ----------------------------------------------------------------------------------------------------
 
-    def rendered(self, messages: Sequence[TemplateMessage], tools: Any, *, generate: bool) -> str:
-        """Return what the template renders, as a program that keeps messages would have it."""
-        template = self._bridge.template
+    def rendered(
+        self, messages: Sequence[TemplateMessage], tools: Any, *, generate: bool, time: datetime | None = None
+    ) -> str:
+        """Return what the template renders, as a program that keeps messages would have it, at a time (None: any)."""
+        template = self._bridge.template.at(time)
         return template.official(template.fitted(messages), tools=tools, generate=generate)
+
+    def _rendered(self, conversation: Conversation, count: int, *, generate: bool) -> str:
+        """Return the rendering of the first messages of a conversation."""
+        messages = conversation.messages[:count]
+        return self.rendered(messages, conversation.tools, generate=generate, time=conversation.time)
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text, as a program that keeps text would have them."""

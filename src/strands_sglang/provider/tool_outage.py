@@ -15,6 +15,7 @@ from typing import Any
 
 from strands.hooks import AfterToolCallEvent, BeforeInvocationEvent
 
+from strands_sglang._async import grouped
 from strands_sglang.errors import ToolUnavailableError
 
 _HOOK_ORDER = 1_000_000  # after every other hook, since one of them may have the call repeated
@@ -24,13 +25,15 @@ _outages: weakref.WeakKeyDictionary[Any, ToolUnavailableError | None] = weakref.
 
 
 def outage_in(error: BaseException | None) -> ToolUnavailableError | None:
-    """Return the outage that an error is, or was raised from (`raise ... from`); None if there is none."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        if isinstance(error, ToolUnavailableError):
-            return error
-        seen.add(id(error))
-        error = error.__cause__
+    """Return the outage that an error is, was raised from (`raise ... from`), or has in its group; None: none."""
+    pending, seen = [error], set[int]()
+    while pending:
+        one = pending.pop()
+        if isinstance(one, ToolUnavailableError):
+            return one
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            pending += [one.__cause__, *grouped(one)]
     return None
 
 

@@ -24,6 +24,7 @@ from strands.types.exceptions import (
     MaxTokensReachedException,
 )
 
+from strands_sglang._async import grouped
 from strands_sglang._strands_compat.agents import name_nodes
 from strands_sglang._strands_compat.fast_agents import result_only
 from strands_sglang._strands_compat.logs import drop_expected_errors
@@ -96,6 +97,8 @@ def outcome_of(error: BaseException, limits: Limits, episode: EpisodeTokens) -> 
     """Return the outcome of an agent that raised an error."""
     while isinstance(error, EventLoopException):
         error = error.original_exception
+    if outcomes := [outcome_of(one, limits, episode) for one in grouped(error)]:
+        return next((one for one in outcomes if one.end_reason.failed), outcomes[0])
     if isinstance(error, LimitReachedError):
         return AgentOutcome(error.end_reason)
     if isinstance(error, MaxTokensReachedException):

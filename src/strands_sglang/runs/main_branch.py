@@ -2,7 +2,7 @@
 
 The reward is for the answer, so the main branch is that of the agent that `build` returned or named; else of the agent
 whose result, or whose message, a function returned, or of the one node in which a graph or swarm ended; else the only
-branch, or the only one that ends with the text that was returned.
+branch that ends with the text that was returned; else the only branch, if every agent has a part in it.
 
 Invariant: what ended first or last in time does not matter. A main branch that is not certain is none: -1.
 """
@@ -64,7 +64,9 @@ def main_turn(tokens: EpisodeTokens, agents: Sequence[Any], named: Any, answer: 
         return -1
     tree = tokens.tree
     ends = [end for end in tree.branches() if tree.path(end)[0].caller is None]
-    if len(ends) > 1:
+    # An agent of which no reply was kept may still be the one that is rewarded, for what the function made of it.
+    lost = len(agents) > 1 and not all(turns_named_in(agent, tokens.id) for agent in agents)
+    if len(ends) > 1 or lost:
         text = answer_of(answer)[1].strip()
         ends = [end for end in ends if text and _text(tokens, end) == text]
     return ends[0].id if len(ends) == 1 else -1

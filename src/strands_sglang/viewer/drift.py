@@ -1,7 +1,8 @@
 """What would have become of tokens, had their text been encoded again, or the messages rendered again.
 
 The package never does either. The viewer shows it token by token, because it is what a client trains on that only has
-the text (`drift_view`) or the messages (`rendered_view`).
+the text (`drift_view`) or the messages (`rendered_view`). Messages are rendered with the run's template and the time of
+the episode: a difference is never that of another day.
 
 Invariants: replacing the ids of each span by its new ids, from the last to the first, gives exactly the other ids. The
 recorded tokens are only compared, never replaced.
@@ -14,8 +15,10 @@ from typing import Any, NamedTuple
 
 from strands_sglang._json import as_dict
 from strands_sglang.chat.messages import template_messages, template_tools
+from strands_sglang.chat.template import ChatTemplate
 from strands_sglang.errors import StrandsSGLangError
 from strands_sglang.ledger.record import EpisodeRecord
+from strands_sglang.provider.config import template_arguments
 from strands_sglang.provider.episode import read_conversations
 from strands_sglang.tokens import TokenTree
 from strands_sglang.tokens.alignment import align, align_text
@@ -96,26 +99,28 @@ def rendered_view(
     turn = tree[branch]
     recorded = tree.ids(turn)[: turn.sampled_start].tolist()
     try:
-        text = _rendered(found[0], texts, run)
-    except Exception as error:  # a template may raise anything
-        return {"spans": [], "error": f"the chat template refuses the conversation: {type(error).__name__}: {error}"}
+        text = _rendered(found[0], _template_of(run, texts).at(record.template_time))
+    except StrandsSGLangError as error:
+        return {"spans": [], "error": str(error)}
+    except Exception as error:  # the conversation may be damaged
+        return {"spans": [], "error": f"the conversation cannot be rendered: {type(error).__name__}: {error}"}
     spans = changed_spans(recorded, texts.encode(text), texts)
     plain = [[span.start, span.end, texts.decode(span.ids), span.ids] for span in spans]
     return {"spans": plain, "error": "", "prompt": turn.sampled_start}
 
 
-def _rendered(conversation: Mapping[str, Any], texts: TokenTexts, run: Mapping[str, Any] | None) -> str:
+def _template_of(run: Mapping[str, Any] | None, texts: TokenTexts) -> ChatTemplate:
+    """Return the chat template of a run with its arguments; `run`: the content of run.json."""
+    settings = dict(as_dict((run or {}).get("settings")))
+    source = settings.get("chat_template")
+    source = source if isinstance(source, str) else None
+    arguments = template_arguments(source or str(texts.tokenizer.chat_template), settings)
+    return ChatTemplate(texts.tokenizer, texts.control, source, arguments)
+
+
+def _rendered(conversation: Mapping[str, Any], template: ChatTemplate) -> str:
     messages: list[Any] = list(template_messages(conversation["messages"], call_ids=conversation.get("call_ids")))
     system = conversation.get("system")
     if isinstance(system, str):
         messages.insert(0, {"role": "system", "content": system})
-    options = as_dict((run or {}).get("settings"))
-    chosen: dict[str, Any] = {}
-    if isinstance(options.get("enable_thinking"), bool):
-        chosen["enable_thinking"] = options["enable_thinking"]
-    if isinstance(options.get("chat_template_kwargs"), dict):
-        chosen |= options["chat_template_kwargs"]
-    rendered: str = texts.tokenizer.apply_chat_template(
-        messages, tools=template_tools(conversation.get("tools")), tokenize=False, add_generation_prompt=True, **chosen
-    )
-    return rendered
+    return template.official(template.fitted(messages), tools=template_tools(conversation.get("tools")))

@@ -25,13 +25,15 @@ class TokenTexts:
         """Take a tokenizer, or the name or path of one; ConfigurationError if it cannot be loaded."""
         self.tokenizer = load_tokenizer(tokenizer)
         self._encoder = Encoder(self.tokenizer)
+        self.control = self._encoder.control
+        """The control tokens of the tokenizer."""
         self._backend = getattr(self.tokenizer, "backend_tokenizer", None)
         self._kind = _decoder_kind(self._backend)
         self._cache: dict[int, bytes] = {}
 
     def is_special(self, id: int) -> bool:
         """Return whether a token is a control token: an added token that is not white space."""
-        return id in self._encoder.control.texts
+        return id in self.control.texts
 
     def bytes_of(self, id: int) -> bytes:
         """Return the bytes of one token; b"" if the tokenizer does not have it."""

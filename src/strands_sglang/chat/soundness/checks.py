@@ -4,9 +4,9 @@ A probe is a conversation that ends with an assistant turn, and messages to appe
 conversation, ended as a model ends its turn, plus the tokens that the bridge appends must equal the tokens of one
 rendering of the whole. A single difference refuses the step.
 
-Some templates depend on position: they number messages, or shorten old ones. Short probes do not show this, so a long
-conversation is checked, too: at each step, the text written before must be unchanged, and the text written next must
-equal the text written after a stand-in.
+Some templates depend on position: they number messages, or shorten old ones; or on the number and the types of a call's
+arguments. Short probes do not show this, so a long conversation is checked, too: at each step, the text written before
+must be unchanged, and the text written next must equal the text written after a stand-in.
 
 Invariant: a step is proved only if every probe gave equal tokens.
 """
@@ -47,6 +47,10 @@ SYSTEM: TemplateMessage = {"role": "system", "content": "You are a helpful agent
 QUESTION = "What is 12*7+3?"
 
 _LONG_ROUNDS = (0, 1, 0, 3, 0, 2, 5, 1)
+_LONG_ARGUMENTS: tuple[dict[str, Any], ...] = (
+    *({"expression": "12*7+3"}, {"path": "b.py", "lines": 40}, {}, {"n": 7, "deep": {"k": [1]}}),
+    {"flag": True, "more": None, "words": ["x"]},
+)
 _LONG_TEXTS = ("87", "y" * 400, "Now subtract 7.", "a\n\nb", "z" * 2000, "87")
 _CONTENTS = ("87", "", "Grüße 🙂 中文\nنعم", "  a\n\nb  \n", '{"a": [1, true]}', "<b>&amp;</b> \\n", "x" * 300)
 _QUESTIONS = ("Now subtract 7.", "Grüße 🙂 中文\nنعم", "a\n\nb", '{"a": [1, true]}')
@@ -157,7 +161,9 @@ def long_conversation(
         for _ in range(rounds if calls else 0):
             serial += 1
             with_reasoning = reasoning and (not no_reasoning or (serial + plain_first) % 2 == 0)
-            yield assistant("", with_reasoning, 1, serial), results([_LONG_TEXTS[serial % len(_LONG_TEXTS)]], serial)
+            turn = assistant("", with_reasoning, 1, serial)
+            turn["tool_calls"][0]["function"]["arguments"] = _LONG_ARGUMENTS[serial % len(_LONG_ARGUMENTS)]
+            yield turn, results([_LONG_TEXTS[serial % len(_LONG_TEXTS)]], serial)
         question = QUESTION if number % 3 == 0 else _LONG_TEXTS[number % len(_LONG_TEXTS)]
         with_reasoning = reasoning and (not no_reasoning or (number + plain_first) % 2 == 0)
         yield assistant(f"Answer {number}.", with_reasoning), [{"role": "user", "content": question}]

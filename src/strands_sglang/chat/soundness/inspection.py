@@ -130,13 +130,27 @@ class _RecordingArguments(dict[str, Any]):
         return (_RecordingText(name, self.record, _ARGUMENT_NAME) for name in super().__iter__())
 
     def keys(self) -> Any:
-        return [name for name in self]  # `list` would ask for the length
+        return _Parts(self.record, [name for name in self])  # `list` would ask for the length
 
     def items(self) -> Any:
-        return [(name, self[name]) for name in self]
+        return _Parts(self.record, [(name, self[name]) for name in self])
 
     def values(self) -> Any:
-        return [self[name] for name in self]
+        return _Parts(self.record, [self[name] for name in self])
+
+
+class _Parts(list[Any]):
+    """Names or values of a call's arguments. Templates write them in a loop; comparing all at once is a question."""
+
+    def __init__(self, record: _Record, parts: list[Any]) -> None:
+        super().__init__(parts)
+        self.record = record
+
+    def __eq__(self, other: object) -> bool:
+        self.record.unbounded = True
+        return super().__eq__(other)
+
+    __hash__ = None
 
 
 def _unrecorded(text: Any) -> Any:
