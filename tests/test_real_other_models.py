@@ -6,20 +6,28 @@ import asyncio
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from strands import Agent
 
 from strands_sglang import SGLangClient
+from strands_sglang.chat.tokenization import load_tokenizer
 from strands_sglang.ledger.event import EventKind
 from strands_sglang.ledger.reader import Ledger
+from strands_sglang.ledger.seal import seal
 from strands_sglang.proof.verify import verify
-from strands_sglang.runs import EndReason, ReplayVerdict, Task, replay, rollout
+from strands_sglang.runs import EndReason, ReplayVerdict, RunOptions, Task, replay, rollout
 from strands_sglang.runs.offline.score_run import score_run
+from strands_sglang.trainers.slime import slime_rollout
+from strands_sglang.trainers.trl import trl_rollout
 from support import user_simulation
 from support.lab_servers import LabProcess
-from support.rollout_agent import agent_for
+from support.rollout_agent import TOKENIZER, agent_for
+from support.trainers.slime_mirror import Sample, Status
+from support.trainers.slime_validation import validate_sample
+from support.trainers.trl_doubles import Trainer, arguments
 from support.user_simulation import ROUNDS, SETTINGS, TASKS, build, converse, user_on
 from support.wire_tap import Tap
 
@@ -76,7 +84,7 @@ async def test_killed_after_every_third_event(kind: str, tool_policy: LabProcess
     assert certificate.tokens.sampled == certificate.tokens.trained == sampled
 
     # The proxy is gone: neither server can be reached.
-    results = await replay(build, folder, models={"user": user_on(address, kind)}, **_replayed())
+    results = await replay(build, folder, models={"user": user_on(address, kind)}, **SETTINGS)
     assert [result.verdict for result in results] == [ReplayVerdict.IDENTICAL] * len(TASKS), results
     assert all(len(said) == ROUNDS for said in said_in(folder).values())
 
@@ -130,5 +138,57 @@ async def test_user_that_is_away(tool_policy: LabProcess, tmp_path: Path, monkey
     assert verify(tmp_path).proved
 
 
-def _replayed() -> dict[str, Any]:
-    return {name: value for name, value in SETTINGS.items()}
+async def judged_by_user(episode: Any, models: Any) -> float:
+    verdict = await Agent(model=models["user"], callback_handler=None).invoke_async("Compute 1 + 1.")
+    return float(len(str(verdict)) > 0)
+
+
+async def test_samples_of_slime(tool_policy: LabProcess, tmp_path: Path) -> None:
+    """A conversation is one sample: the user's words are in it and not trained."""
+    models = {"user": user_on(tool_policy.url, "openai")}
+    async with SGLangClient(tool_policy.url) as client:
+        options: dict[str, Any] = {"client": client, "tokenizer": TOKENIZER, "limits": SETTINGS["limits"]}
+        generate = slime_rollout(build, reward=judged_by_user, models=models, directory=tmp_path, **options)
+        args = SimpleNamespace(hf_checkpoint="none", rollout_top_p=1.0, rollout_max_context_len=None)
+        sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 900}
+        given = [Sample(index=number, prompt=str(task.prompt), label="0") for number, task in enumerate(TASKS)]
+        made = await asyncio.gather(*(generate(args, one, dict(sampling)) for one in given))
+    (folder,) = tmp_path.iterdir()
+    said = said_in(folder)
+    assert [one.status for one in made] == [Status.COMPLETED] * len(TASKS) and {one.reward for one in made} == {1.0}
+    assert all(len(answers) == ROUNDS + 1 for answers in said.values())
+    trained = sum(sum(one.loss_mask) for one in made)
+    seal(folder)
+    certificate = verify(folder)
+    assert certificate.proved and certificate.tokens.trained == certificate.tokens.sampled == trained
+    for one in made:
+        validate_sample(one)
+        assert one.response.count("<|im_start|>user") == ROUNDS - 1
+
+
+def test_batch_of_trl(tool_policy: LabProcess, tmp_path: Path) -> None:
+    prompts = [str(task.prompt) for task in TASKS]
+    trainer = Trainer(
+        processing_class=load_tokenizer(TOKENIZER),
+        train_dataset=[{"prompt": prompt} for prompt in prompts],
+        args=arguments(max_completion_length=900),
+    )
+    func = trl_rollout(
+        build,
+        reward=judged_by_user,
+        base_url=tool_policy.url,
+        models={"user": user_on(tool_policy.url, "sglang")},
+        limits=SETTINGS["limits"],
+        sync="none",
+        drift_rows=0,
+        directory=tmp_path,
+        options=RunOptions(preflight=False),
+    )
+    try:
+        batch = func([*prompts, *prompts], trainer)
+    finally:
+        func.close()
+    assert batch["strands_reward"] == [1.0] * 4
+    certificate = verify(tmp_path / "step-000000")
+    assert certificate.proved and certificate.other_models == {"user": 4 * (ROUNDS + 1)}
+    assert certificate.tokens.trained == certificate.tokens.sampled == sum(map(sum, batch["env_mask"]))
