@@ -6,7 +6,6 @@ import argparse
 import importlib
 import inspect
 import os
-import re
 import subprocess
 import sys
 import time

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -41,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         sys.modules.pop(name, None)
 
 
-def module(name: str) -> ModuleType | Any:
+def module(name: str) -> Any:
     return importlib.import_module(name)
 
 
@@ -77,7 +76,7 @@ def test_slime_is_given_the_function(folder: Path) -> None:
     assert "--custom-generate-function-path slime_agent.generate" in SCRIPT
 
 
-def test_the_script_is_well_formed_and_explained() -> None:
+def test_the_script_is_well_formed() -> None:
     check_script(SCRIPT)
     assert len(flags(SCRIPT)) > 40
 
