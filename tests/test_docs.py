@@ -156,6 +156,7 @@ def test_pictures_have_their_own_paper_in_light_and_dark() -> None:
         assert "http" not in svg.replace("http://www.w3.org/2000/svg", "")
 
 
-def test_pictures_are_up_to_date() -> None:
-    done = subprocess.run([sys.executable, "scripts/pictures", "--check"], cwd=ROOT, capture_output=True, text=True)
+@pytest.mark.parametrize("made", ["pictures", "notebook"])
+def test_what_is_made_of_pages_is_up_to_date(made: str) -> None:
+    done = subprocess.run([sys.executable, f"scripts/{made}", "--check"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -6,7 +6,6 @@ import argparse
 import importlib
 import inspect
 import os
-import re
 import subprocess
 import sys
 import time
@@ -22,10 +21,12 @@ from support.lab_servers import LabProcess, Routed
 from support.rollout.scripts import PromptEngine, assert_proved
 from support.rollout.scripts import run as run_episodes
 from support.scripted_engine import Answer, tool_call
+from support.trainers.slime_flags import check_script, flags, unknown_flags
 from support.trainers.slime_world import SlimeWorld, slime
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "slime_math"
+SCRIPT = (EXAMPLE / "run.sh").read_text()
 sys.path.insert(0, str(EXAMPLE))
 boxed: Any = importlib.import_module("boxed")
 math_agent: Any = importlib.import_module("math_agent")
@@ -184,47 +185,14 @@ def test_try_it_on_a_real_engine(tool_policy: LabProcess, tmp_path: Path) -> Non
     assert_proved(tmp_path / "run")
 
 
-MEGATRON = frozenset(
-    """
-    --accumulate-allreduce-grads-in-fp32 --adam-beta1 --adam-beta2 --attention-backend --attention-dropout
-    --attention-softmax-in-fp32 --context-parallel-size --hidden-dropout --lr-decay-style --optimizer
-    --pipeline-model-parallel-size --recompute-granularity --recompute-method --recompute-num-layers
-    --sequence-parallel --tensor-model-parallel-size --weight-decay
-    """.split()
-)
-"""Flags of Megatron-LM at 1dcf0daf, which slime's image has; it cannot be imported without a GPU's packages."""
-SGLANG = frozenset({"--sglang-mem-fraction-static"})
-"""Flags that slime makes of SGLang's, which has this one since long."""
-
-
-def flags(folder: Path = EXAMPLE) -> set[str]:
-    """Return what run.sh gives to slime; not what it gives to ray."""
-    script = re.sub(r"(^|\s)#.*", "", (folder / "run.sh").read_text())
-    arrays = re.findall(r"^\s*[A-Z]+=\((.*?)\)$", script, re.DOTALL | re.MULTILINE)
-    return {flag for array in arrays for flag in re.findall(r"(?<!\S)--[a-z][a-z0-9-]*", array)}
-
-
-def check_script(folder: Path, *arrays: str) -> None:
-    """Check that run.sh is well formed and uses every array that it makes, and these, once."""
-    subprocess.run(["bash", "-n", str(folder / "run.sh")], check=True)
-    used = re.findall(r'"\$\{(\w+)\[@\]\}"', (folder / "run.sh").read_text())
-    made = re.findall(r"^([A-Z]+)=\(", (folder / "run.sh").read_text(), re.MULTILINE)
-    assert sorted(used) == sorted([*made, *arrays])
-
-
 def test_the_script_is_well_formed() -> None:
-    check_script(EXAMPLE, "MODEL_ARGS")
-    assert len(flags()) > 40
+    check_script(SCRIPT)
+    assert len(flags(SCRIPT)) > 40
 
 
 @pytest.mark.slime
 def test_every_flag_is_one_of_slimes() -> None:
-    parser = argparse.ArgumentParser(add_help=False)
-    slime("utils.arguments").get_slime_extra_args_provider()(parser)
-    known = {name for action in parser._actions for name in action.option_strings}
-    assert "--custom-generate-function-path" in known
-    assert flags() - known - MEGATRON - SGLANG == set()
-    assert not MEGATRON & known - {"--optimizer"}, "slime has these itself now"
+    assert unknown_flags(SCRIPT) == set()
 
 
 @pytest.mark.slime

@@ -22,11 +22,13 @@ from strands_sglang.ledger.reader import Ledger
 from strands_sglang.proof.verify import verify
 from support.examples import size
 from support.lab_servers import LAB, LabProcess
+from support.trainers.notebook import run_notebook
 
 pytestmark = [pytest.mark.engine, pytest.mark.own_servers]
 
 ROOT = LAB.parent
 EXAMPLE = ROOT / "examples" / "trl_calculator" / "train.py"
+NOTEBOOK = ROOT / "examples" / "tutorial" / "tutorial.ipynb"
 MODEL = str(LAB / "tool_policy" / "canonical")
 STEPS, GROUPS, SAMPLES = size(4, 10), 4, 8
 
@@ -55,12 +57,16 @@ def server(tool_policy: LabProcess) -> Iterator[LabProcess]:
     asyncio.run(restore())
 
 
-def run(command: list[str], seconds: float = 240) -> str:
-    """Run a command in the trainer's environment, with this checkout's package."""
+def environment() -> dict[str, str]:
+    """Return the variables of a trainer's process, which imports this checkout's package."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     env |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
-    env["PYTHONPATH"] = str(ROOT / "src")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=env, check=False)
+    return {**env, "PYTHONPATH": str(ROOT / "src")}
+
+
+def run(command: list[str], seconds: float = 240) -> str:
+    """Run a command in the trainer's environment."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=environment(), check=False)
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
     return done.stdout
 
@@ -137,6 +143,32 @@ def test_two_processes_share_an_engine(python: str, server: LabProcess, tmp_path
         (version,) = versions_in(directory)
         assert str(version).split("-")[0] == str(number // 2)
     assert all(line["sampling/sampling_logp_difference/mean"] <= 1e-3 for line in logged)
+
+
+def test_the_tutorial_as_a_notebook(python: str, server: LabProcess, tmp_path: Path) -> None:
+    """Every cell runs; only the address, the weights that the server has, and the number of steps and groups differ."""
+    text = NOTEBOOK.read_text()
+    replaced = {
+        "http://localhost:30000": server.url,
+        "tool_policy/noncanonical": "tool_policy/canonical",
+        "train.py --steps 60": "train.py --steps 2",
+        "GROUPS, SAMPLES = 8, 8": "GROUPS, SAMPLES = 2, 8",
+    }
+    for old, new in replaced.items():
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "strands-sglang").symlink_to(ROOT)
+    folder = tmp_path / "tutorial"
+    folder.mkdir()
+    env = environment()
+    printed = run_notebook(text, folder, {**env, "PATH": f"{Path(python).parent}{os.pathsep}{env['PATH']}"})
+
+    assert [line.split()[0] for line in printed["python curve.py"].splitlines()[:2]] == ["step-000000", "step-000001"]
+    assert "PROVED" in printed["python curve.py"]
+    for name, version in (("before", None), ("after", "2")):
+        assert sum(verify(folder / "runs" / name).episodes.values()) == 16 * 8
+        assert version is None or versions_in(folder / "runs" / name) == {version}
+    assert (folder / "trained" / "config.json").is_file()
 
 
 def test_logprobs_compared_and_adapters_merged(python: str) -> None:
