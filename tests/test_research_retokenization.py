@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import os
@@ -22,9 +21,8 @@ from strands_sglang.runs import EndReason, Episode, Task
 from strands_sglang.tokens import KeptSets, TokenTree
 from strands_sglang.tokens.turn import Join
 from strands_sglang.trainers.rows import Row, rows
-from support.trainers.slime_world import slime
+from support.trainers.slime_flags import check_script, flags, unknown_flags
 from support.trainers.trainer_environment import python_of
-from test_example_slime_math import MEGATRON, SGLANG, check_script, flags
 
 ROOT = Path(__file__).resolve().parent.parent
 RESEARCH = ROOT / "research" / "retokenization"
@@ -456,13 +454,13 @@ async def test_generate_applies_the_arm_of_the_environment(
 
 def recipe_flags() -> set[str]:
     """Return every flag that the recipe gives to slime, in any arm."""
-    return flags(RECIPE) | {
+    return flags((RECIPE / "run.sh").read_text()) | {
         flag for arm in module("arms").ARMS for flag in module("flags").flags_of(arm) if flag[0] == "-"
     }
 
 
 def test_the_script_of_the_recipe_is_well_formed(recipe: Any) -> None:
-    check_script(RECIPE, "MODEL_ARGS", "ARMFLAGS")
+    check_script((RECIPE / "run.sh").read_text(), "ARMFLAGS")
     assert len(recipe_flags()) > 45
     for arm in module("arms").REWARDED:
         given = module("flags").flags_of(arm)
@@ -472,10 +470,7 @@ def test_the_script_of_the_recipe_is_well_formed(recipe: Any) -> None:
 
 @pytest.mark.slime
 def test_every_flag_of_the_recipe_is_one_of_slimes(recipe: Any) -> None:
-    parser = argparse.ArgumentParser(add_help=False)
-    slime("utils.arguments").get_slime_extra_args_provider()(parser)
-    known = {name for action in parser._actions for name in action.option_strings}
-    assert recipe_flags() - known - MEGATRON - SGLANG == set()
+    assert unknown_flags(recipe_flags()) == set()
 
 
 @pytest.mark.engine

@@ -83,4 +83,4 @@ def test_the_script_is_well_formed() -> None:
 
 @pytest.mark.slime
 def test_every_flag_is_one_of_slimes() -> None:
-    assert unknown_flags(SCRIPT) == set()
+    assert unknown_flags(flags(SCRIPT)) == set()

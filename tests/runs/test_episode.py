@@ -87,7 +87,7 @@ def test_metrics_are_read_back_and_unknown_names_are_ignored() -> None:
 
 def test_complete_and_failed_end_reasons() -> None:
     assert {ended for ended in EndReason if ended.complete} == {EndReason.ANSWERED, EndReason.STOPPED}
-    failed = {EndReason.ENGINE_ERROR, EndReason.TOOL_UNAVAILABLE, EndReason.AGENT_ERROR}
+    failed = {EndReason.ENGINE_ERROR, EndReason.TOOL_UNAVAILABLE, EndReason.OTHER_MODEL_ERROR, EndReason.AGENT_ERROR}
     assert {ended for ended in EndReason if ended.failed} == failed
     assert not any(ended.complete and ended.failed for ended in EndReason)
 

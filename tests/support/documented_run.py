@@ -19,6 +19,7 @@ import numpy as np
 from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
 
+from strands_sglang import SGLangModel
 from strands_sglang.engine import Generation
 from strands_sglang.runs import Limits, RunResult, rollout
 from strands_sglang.trainers.exports import write_jsonl
@@ -85,13 +86,23 @@ def write_documented_run(directory: Path, tokenizer: str) -> None:
 
 
 def record(folder: Path) -> None:
-    """Make what the commands of all pages read: `runs/first`, `my_agent.py`, `my_rewards.py`, `trajectories.jsonl`."""
+    """Make what the commands of all pages read: `runs/first`, `my_agent.py`, `my_judge.py` and others."""
     tasks = [*(_task(number) for number in NUMBERS), {**_task(4), "id": "sum"}]
     found = _record(folder / "runs" / "first", TOKENIZER, tasks, sampling_params={"temperature": 1.0})
     assert {episode.reward for episode in found} == {0.0, 1.0}
     write_jsonl(found, folder / "trajectories.jsonl")
     for name in ("my_agent", "my_rewards"):
         (folder / f"{name}.py").write_text("from support.documented_run import build, reward\n")
+    (folder / "my_judge.py").write_text("from support.documented_run import judged as reward, models\n")
+
+
+def judged(episode: Any, models: Any) -> dict[str, float]:
+    """Score with a judge at hand that is not asked."""
+    return {**reward(episode), "judges": len(models)}
+
+
+def models() -> dict[str, Any]:
+    return {"judge": SGLangModel(tokenizer=TOKENIZER, client=DocumentedEngine())}
 
 
 def _task(number: int) -> dict[str, Any]:

@@ -35,7 +35,7 @@ FULL = RunMetrics(
     reward_mean=0.412,
     reward_history=tuple(number / 60 for number in range(60)),
     reward_errors=2,
-    end_reasons=dict(zip(FINAL, (361, 22, 11, 7, 5, 4, 3, 2, 2, 2, 2, 1, 1), strict=True)),
+    end_reasons=dict(zip(FINAL, (361, 22, 11, 7, 5, 4, 3, 2, 2, 2, 2, 1, 1, 1), strict=True)),
     failures=3,
     latest_error="algebra-17/3: ValueError: could not convert string to float: 'forty-two', which \x1b[2J nobody saw",
     tool_calls=12030,
@@ -93,7 +93,7 @@ def test_panel_is_readable_without_colours() -> None:
 def test_failures_are_always_shown() -> None:
     text = drawn(View(FULL))
     failures = [line.split()[2] for line in text.splitlines() if "✗ " in line and "algebra" not in line]
-    assert failures == ["engine", "tool", "agent"]
+    assert failures == ["engine", "tool", "other", "agent"]
 
 
 @settings(deadline=None)

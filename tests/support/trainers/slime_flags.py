@@ -28,19 +28,19 @@ def flags(script: str) -> set[str]:
     return {flag for array in arrays for flag in re.findall(r"(?<!\S)--[a-z][a-z0-9-]*", array)}
 
 
-def check_script(script: str) -> None:
-    """Check that a script is well formed and uses every array that it makes, and slime's MODEL_ARGS, once."""
+def check_script(script: str, *arrays: str) -> None:
+    """Check that a script is well formed and uses every array that it makes, slime's MODEL_ARGS, and these, once."""
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
     used = re.findall(r'"\$\{(\w+)\[@\]\}"', script)
     made = re.findall(r"^([A-Z]+)=\(", script, re.MULTILINE)
-    assert sorted(used) == sorted([*made, "MODEL_ARGS"])
+    assert sorted(used) == sorted([*made, "MODEL_ARGS", *arrays])
 
 
-def unknown_flags(script: str) -> set[str]:
-    """Return the flags of a script that slime's own parser does not have, nor Megatron-LM, nor SGLang."""
+def unknown_flags(given: set[str]) -> set[str]:
+    """Return the flags that slime's own parser does not have, nor Megatron-LM, nor SGLang."""
     parser = argparse.ArgumentParser(add_help=False)
     slime("utils.arguments").get_slime_extra_args_provider()(parser)
     known = {name for action in parser._actions for name in action.option_strings}
     assert "--custom-generate-function-path" in known
     assert not MEGATRON & known - {"--optimizer"}, "slime has these itself now"
-    return flags(script) - known - MEGATRON - SGLANG
+    return given - known - MEGATRON - SGLANG

@@ -260,5 +260,5 @@ def test_thousands_of_episodes_give_valid_samples() -> None:
     # The generator covers all kinds of episodes.
     assert {f"{b.value}/{s}" for b in Branches for s in ("COMPLETED", "TRUNCATED", "ABORTED", "FAILED")} <= set(seen)
     assert {"None", "aborted", "failed", "nothing_sampled", "not_scored", "no_experts"} <= set(seen)
-    assert seen["samples/2"] > 100 and seen["samples/3"] > 20 and seen["None"] > EPISODES / 2
+    assert seen["samples/2"] > 100 and seen["samples/3"] > 8 and seen["None"] > EPISODES / 2
     assert time.process_time() - began < 60

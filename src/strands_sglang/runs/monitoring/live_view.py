@@ -21,7 +21,7 @@ from strands_sglang._terminal import is_terminal
 from strands_sglang.runs.monitoring.metrics import RunMetrics, bar, curve, duration, rounded, shrunk
 
 _MIN_WIDTH, _MAX_WIDTH = 40, 120  # columns
-_MAX_REASONS = 6  # number of end reasons with a row of their own; the others share one row if they are two or more
+_MAX_REASONS = 7  # number of end reasons with a row of their own; the others share one row if they are two or more
 _LABEL = 18  # columns: the longest end reason and its mark
 _Row: TypeAlias = "list[tuple[str, str]]"  # a line as pairs of text and style
 
