@@ -163,7 +163,7 @@ async def test_samples_of_slime(tool_policy: LabProcess, tmp_path: Path) -> None
     assert certificate.proved and certificate.tokens.trained == certificate.tokens.sampled == trained
     for one in made:
         validate_sample(one)
-        assert one.response.count("<|im_start|>user") == ROUNDS - 1
+        assert one.response.count("<|im_start|>user\nCompute") == ROUNDS - 1
 
 
 def test_batch_of_trl(tool_policy: LabProcess, tmp_path: Path) -> None:
