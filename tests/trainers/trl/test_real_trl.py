@@ -146,13 +146,14 @@ def test_two_processes_share_an_engine(python: str, server: LabProcess, tmp_path
 
 
 def test_the_tutorial_as_a_notebook(python: str, server: LabProcess, tmp_path: Path) -> None:
-    """Every cell runs; only the address, the weights that the server has, and the number of steps and groups differ."""
+    """Every cell runs; only the address, the weights that the server has, and the number of episodes differ."""
     text = NOTEBOOK.read_text()
     replaced = {
         "http://localhost:30000": server.url,
         "tool_policy/noncanonical": "tool_policy/canonical",
         "train.py --steps 60": "train.py --steps 2",
         "GROUPS, SAMPLES = 8, 8": "GROUPS, SAMPLES = 2, 8",
+        "-n 8 --max-turns": "-n 2 --max-turns",
     }
     for old, new in replaced.items():
         assert old in text
@@ -163,10 +164,10 @@ def test_the_tutorial_as_a_notebook(python: str, server: LabProcess, tmp_path: P
     env = environment()
     printed = run_notebook(text, folder, {**env, "PATH": f"{Path(python).parent}{os.pathsep}{env['PATH']}"})
 
-    assert [line.split()[0] for line in printed["python curve.py"].splitlines()[:2]] == ["step-000000", "step-000001"]
-    assert "PROVED" in printed["python curve.py"]
+    (curve,) = [text for line, text in printed.items() if line.startswith("python curve.py")]
+    assert [line.split()[0] for line in curve.splitlines()[:2]] == ["step-000000", "step-000001"] and "PROVED" in curve
     for name, version in (("before", None), ("after", "2")):
-        assert sum(verify(folder / "runs" / name).episodes.values()) == 16 * 8
+        assert sum(verify(folder / "runs" / name).episodes.values()) == 16 * 2
         assert version is None or versions_in(folder / "runs" / name) == {version}
     assert (folder / "trained" / "config.json").is_file()
 
