@@ -23,6 +23,7 @@ from strands_sglang.runs.offline.score_run import score_run
 from strands_sglang.trainers.slime import slime_rollout
 from strands_sglang.trainers.trl import trl_rollout
 from support import user_simulation
+from support.examples import size
 from support.lab_servers import LabProcess
 from support.rollout_agent import TOKENIZER, agent_for
 from support.trainers.slime_mirror import Sample, Status
@@ -51,11 +52,11 @@ def said_in(directory: Path) -> dict[str, list[str]]:
 @pytest.mark.parametrize("kind", ["sglang", "openai"])
 async def test_killed_after_every_third_event(kind: str, tool_policy: LabProcess, tmp_path: Path) -> None:
     """Nothing that is on disk is cut or said again; nothing of the user is trained; a replay needs no server."""
-    folder, kills = tmp_path / "run", 0
+    folder, kills, tasks = tmp_path / "run", 0, size(1, len(TASKS))  # a process takes seconds to start
     before: dict[str, list[tuple[EventKind, bytes]]] = {}
     with Tap(tool_policy.url) as tap:
         while True:
-            arguments = [tap.url, kind, str(folder), "--kill-after", "3"]
+            arguments = [tap.url, kind, str(folder), "--kill-after", "3", "--tasks", str(tasks)]
             process = await asyncio.create_subprocess_exec(*PROGRAM, *arguments)
             if await asyncio.wait_for(process.wait(), 300) == 0:
                 break
@@ -66,10 +67,10 @@ async def test_killed_after_every_third_event(kind: str, tool_policy: LabProcess
             for id, events in before.items():
                 assert now[id][: len(events)] == events, "recorded events were cut"
             before = now
-        run = await converse(tap.url, kind, folder)  # all episodes have ended: they are read
+        run = await converse(tap.url, kind, folder, tasks)  # all episodes have ended: they are read
         address = tap.url
     assert kills >= 5
-    assert [episode.end_reason for episode in run] == [EndReason.ANSWERED] * len(TASKS)
+    assert [episode.end_reason for episode in run] == [EndReason.ANSWERED] * tasks
     for record in Ledger(folder).episodes():
         kinds = [event.kind for event in record.events]
         assert EventKind.ROLLBACK not in kinds
@@ -79,13 +80,13 @@ async def test_killed_after_every_third_event(kind: str, tool_policy: LabProcess
         assert [one.main for one in episode.trajectories] == [True]
     certificate = verify(folder)
     assert certificate.proved, certificate.text()
-    assert certificate.other_models == {"user": ROUNDS * len(TASKS)}
+    assert certificate.other_models == {"user": ROUNDS * tasks}
     sampled = sum(len(turn.sampled) for episode in run for turn in episode.tree)
     assert certificate.tokens.sampled == certificate.tokens.trained == sampled
 
     # The proxy is gone: neither server can be reached.
     results = await replay(build, folder, models={"user": user_on(address, kind)}, **SETTINGS)
-    assert [result.verdict for result in results] == [ReplayVerdict.IDENTICAL] * len(TASKS), results
+    assert [result.verdict for result in results] == [ReplayVerdict.IDENTICAL] * tasks, results
     assert all(len(said) == ROUNDS for said in said_in(folder).values())
 
 

@@ -55,11 +55,11 @@ def build(task: Task, model: Any, models: Any) -> Any:
     return talk, agent
 
 
-async def converse(url: str, kind: str, directory: Path, **settings: Any) -> RunResult:
+async def converse(url: str, kind: str, directory: Path, tasks: int = len(TASKS), **settings: Any) -> RunResult:
     async with SGLangClient(url, retry_delay=0.1) as client:
         return await rollout(
             build,
-            TASKS,
+            TASKS[:tasks],
             client=client,
             directory=directory,
             models={"user": user_on(url, kind)},
@@ -89,7 +89,8 @@ if __name__ == "__main__":
     parser.add_argument("kind", choices=["openai", "sglang"])
     parser.add_argument("directory", type=Path)
     parser.add_argument("--kill-after", type=int, default=0)
+    parser.add_argument("--tasks", type=int, default=len(TASKS))
     given = parser.parse_args()
     if given.kill_after:
         kill_after(given.kill_after)
-    asyncio.run(converse(given.url, given.kind, given.directory))
+    asyncio.run(converse(given.url, given.kind, given.directory, given.tasks))
