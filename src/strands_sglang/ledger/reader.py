@@ -12,6 +12,7 @@ reader of the same files gets the same record.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -306,11 +307,11 @@ def _off_chain(nodes: list[_Node], chain: list[_Node]) -> tuple[list[_Node], lis
 def _broken(nodes: Iterable[_Node], by_number: dict[int, list[_Node]]) -> Iterator[ChainProblem]:
     """Report why events were not accepted; events that only follow such an event are not reported again."""
     nodes = list(nodes)
-    named = {id(node) for node in nodes}
+    named, numbers = {id(node) for node in nodes}, sorted(node.event.number for node in nodes)
     for node in nodes:
         event, before = node.event, node.before
         if not node.follows:
-            later = sum(1 for other in nodes if other.event.number > event.number)
+            later = len(numbers) - bisect_right(numbers, event.number)
             rest = f"; {later} later events are not accepted either" if later else ""
             if event.number and event.number - 1 not in by_number:
                 yield node.problem(ChainFault.MISSING, f"event {event.number - 1} is missing{rest}")

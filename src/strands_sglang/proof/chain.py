@@ -142,12 +142,9 @@ def _attach(
             return None
     # No event continues one of a higher epoch: if it seems to, its real predecessor is lost.
     candidates = [one for one in candidates if one.event.epoch <= event.epoch]
-    earlier = [one for one in earlier if one.event.epoch <= event.epoch]
     head = event.data.get("head") if event.kind is EventKind.RESUME else None
-    likely = [c for c in candidates if c.event.digest.hex() == head] or [
-        c for c in candidates or earlier if c.event.epoch == event.epoch
-    ]
-    entry.before = next(reversed(likely or candidates or earlier), None)
+    named = [one for one in candidates if one.event.digest.hex() == head]
+    entry.before = named[-1] if named else _latest(candidates or earlier, event.epoch)
     if candidates:
         return entry.finding(
             FindingKind.DIGEST,
@@ -160,6 +157,17 @@ def _attach(
     if event.kind is EventKind.RESUME or (files_lost and elsewhere):
         return entry.finding(FindingKind.EVENTS_LOST, f"{missing} lost with the end of a file")
     return entry.finding(FindingKind.ORDER, f"{missing} missing before this event")
+
+
+def _latest(entries: Sequence[ChainEntry], epoch: int) -> ChainEntry | None:
+    """Return the last entry of an epoch, else the last one of an earlier epoch; None if there is neither."""
+    older = None
+    for one in reversed(entries):
+        if one.event.epoch == epoch:
+            return one
+        if older is None and one.event.epoch < epoch:
+            older = one
+    return older
 
 
 def _takes_over(event: Event) -> bool:
