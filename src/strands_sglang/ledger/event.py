@@ -68,7 +68,10 @@ class EventKind(str, Enum):
     """A teacher model scored the sampled tokens, after the end. Data: `TeacherData`, arrays: `TeacherArrays`."""
 
 
-AFTER_END = (EventKind.REWARD, EventKind.TEACHER, EventKind.MODEL, EventKind.MODEL_ERROR)
+OF_OTHER_MODELS = (EventKind.MODEL, EventKind.MODEL_ERROR)
+"""Kinds of events of other models, which share the fields of `ModelCallData`."""
+
+AFTER_END = (EventKind.REWARD, EventKind.TEACHER, *OF_OTHER_MODELS)
 """Kinds of events that may follow the end of an episode: it is scored again, perhaps by a judge."""
 
 

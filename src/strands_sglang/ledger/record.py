@@ -21,6 +21,7 @@ from strands_sglang.errors import ConfigurationError, CountMismatchError, Ledger
 from strands_sglang.ledger.encoding import decoded, encoded, first_link, frames, link
 from strands_sglang.ledger.event import (
     AFTER_END,
+    OF_OTHER_MODELS,
     BeginData,
     CallData,
     EndData,
@@ -261,7 +262,7 @@ class EpisodeRecord:
     @property
     def other_models(self) -> list[Event]:
         """Its `MODEL` and `MODEL_ERROR` events, in order."""
-        return self._of(EventKind.MODEL, EventKind.MODEL_ERROR)
+        return self._of(*OF_OTHER_MODELS)
 
     def _of(self, *kinds: EventKind) -> list[Event]:
         return [event for event in self.events if event.kind in kinds]

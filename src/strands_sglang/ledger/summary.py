@@ -16,7 +16,7 @@ import orjson
 from strands_sglang._json import as_dict, as_list, jsonable
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.encoding import EventHead, decoded_head
-from strands_sglang.ledger.event import AFTER_END, EventKind
+from strands_sglang.ledger.event import AFTER_END, OF_OTHER_MODELS, EventKind
 from strands_sglang.ledger.fingerprint import digest_of, experiment_id, fingerprint_in, stated_in
 from strands_sglang.ledger.reader import Ledger
 
@@ -165,7 +165,7 @@ class SummaryBuilder:
     def add(self, head: EventHead) -> None:
         """Add an event."""
         self.count += 1
-        if head.kind in (EventKind.MODEL, EventKind.MODEL_ERROR):
+        if head.kind in OF_OTHER_MODELS:
             return  # no column needs it
         at = head.epoch, head.number
         if self._end is not None and head.kind not in AFTER_END:

@@ -64,9 +64,8 @@ class EndReason(str, Enum):
         return self in _FAILED
 
 
-_FAILED = (
-    *(EndReason.ENGINE_ERROR, EndReason.TOOL_UNAVAILABLE, EndReason.OTHER_MODEL_ERROR),
-    EndReason.AGENT_ERROR,
+_FAILED = frozenset(
+    (EndReason.ENGINE_ERROR, EndReason.TOOL_UNAVAILABLE, EndReason.OTHER_MODEL_ERROR, EndReason.AGENT_ERROR)
 )
 
 

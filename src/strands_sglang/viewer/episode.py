@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from strands_sglang._json import as_dict, as_list, dump_text, jsonable
 from strands_sglang.errors import StrandsSGLangError
-from strands_sglang.ledger.event import EndData, Event, EventKind, data_of
+from strands_sglang.ledger.event import OF_OTHER_MODELS, EndData, Event, EventKind, data_of
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.provider.episode import read_conversations
 from strands_sglang.runs.resume import messages_of
@@ -297,7 +297,7 @@ def timeline(events: Sequence[Event], metrics: Mapping[str, Any]) -> dict[str, A
     return {"spans": spans, "placed": round(placed, 4), "total": total, "rest": rest}
 
 
-_TIMED = (EventKind.CALL, EventKind.TOOL, EventKind.CALL_ERROR, EventKind.MODEL, EventKind.MODEL_ERROR)
+_TIMED = (EventKind.CALL, EventKind.TOOL, EventKind.CALL_ERROR, *OF_OTHER_MODELS)
 
 
 def _lay_out(

@@ -23,7 +23,7 @@ from strands_sglang.runs.offline.score_run import score_run
 from strands_sglang.runs.recording import other_models
 from support.families import tokenizer
 from support.rollout.agent_kinds import plain
-from support.rollout.other_models import Answer, Speaker, last_text, quiet, spoken
+from support.rollout.other_models import Answer, Speaker, last_text, quiet, spoken, taking_turns
 from support.rollout.scripts import (
     RAN,
     PromptEngine,
@@ -49,15 +49,13 @@ def short_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 def build(task: Task, model: SGLangModel, models: Any) -> Any:
     """The policy and a simulated user take turns."""
     agent, user = plain(model, name="policy"), quiet(models["user"], name="user", system_prompt="You are a customer.")
+    return taking_turns(agent, user, str(task.prompt))
 
-    async def talk() -> str:
-        text = str(task.prompt)
-        for _ in range(3):
-            reply = str(await agent.invoke_async(text)).strip()
-            text = str(await user.invoke_async(f"They said {reply!r}.")).strip()
-        return reply
 
-    return talk
+def build_with_landlord(task: Task, model: SGLangModel, models: Any) -> Any:
+    """The same agent, whose user is asked something else."""
+    agent, user = plain(model, name="policy"), quiet(models["user"], system_prompt="You are a landlord.")
+    return taking_turns(agent, user, str(task.prompt))
 
 
 def answers_from(number: int) -> Answer:
@@ -124,19 +122,7 @@ async def test_replay_of_changed_user_diverges(tmp_path: Path) -> None:
     engine = PromptEngine(echo)
     await run(build, [TASK], engine, tmp_path, models={"user": Speaker()})
 
-    def other(task: Task, model: SGLangModel, models: Any) -> Any:
-        agent, user = plain(model, name="policy"), quiet(models["user"], system_prompt="You are a landlord.")
-
-        async def talk() -> str:
-            text = "go"
-            for _ in range(3):
-                reply = str(await agent.invoke_async(text)).strip()
-                text = str(await user.invoke_async(f"They said {reply!r}."))
-            return reply
-
-        return talk
-
-    (result,) = await replay(other, tmp_path, tokenizer=engine.tokenizer)
+    (result,) = await replay(build_with_landlord, tmp_path, tokenizer=engine.tokenizer)
     assert (
         result.verdict is ReplayVerdict.DIVERGED and "'user' is asked something that is not recorded" in result.message
     )
@@ -394,27 +380,15 @@ async def test_answer_of_a_resumed_process_survives_its_divergence(tmp_path: Pat
     await run(build, [TASK], PromptEngine(echo), tmp_path / "whole", models={"user": Speaker()})
     folder = crashed(tmp_path / "whole", tmp_path / "crash", len(record_of(tmp_path / "whole").events) - 1)
 
-    def changed(task: Task, model: SGLangModel, models: Any) -> Any:
-        agent, user = plain(model, name="policy"), quiet(models["user"], system_prompt="You are a landlord.")
-
-        async def talk() -> str:
-            text = "go"
-            for _ in range(3):
-                reply = str(await agent.invoke_async(text)).strip()
-                text = str(await user.invoke_async(f"They said {reply!r}."))
-            return reply
-
-        return talk
-
     options: dict[str, Any] = {"allow_changed": ["agent"]}
     other = Speaker(lambda messages, before: f"other {before}")
-    whole = await run(changed, [TASK], PromptEngine(echo), folder, models={"user": other}, **options)
+    whole = await run(build_with_landlord, [TASK], PromptEngine(echo), folder, models={"user": other}, **options)
     assert len(other.asked) == 3 and whole[0].metrics.replayed_turns == 1
     events = record_of(folder).events
     assert EventKind.ROLLBACK in [event.kind for event in events]
     third = crashed(folder, tmp_path / "third", len(events) - 1)
     last = Speaker(lambda messages, before: RuntimeError("asked again"))
-    resumed = await run(changed, [TASK], PromptEngine(echo), third, models={"user": last}, **options)
+    resumed = await run(build_with_landlord, [TASK], PromptEngine(echo), third, models={"user": last}, **options)
     assert summaries(resumed) == summaries(whole) and not last.asked
 
 

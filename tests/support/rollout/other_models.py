@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 from strands import Agent
@@ -71,18 +71,23 @@ def quiet(model: Any, **settings: Any) -> Agent:
     return Agent(model=model, callback_handler=None, conversation_manager=NullConversationManager(), **settings)
 
 
-def build_with_user(task: Any, model: Any, models: Any) -> Any:
-    """The policy and a simulated user take turns, three times."""
-    agent, user = quiet(model, name="policy"), quiet(models["user"], name="user", system_prompt="You are a customer.")
+def taking_turns(agent: Agent, user: Agent, said: str) -> Callable[[], Awaitable[str]]:
+    """Return what lets both speak three times each; its result is the agent's last reply."""
 
     async def talk() -> str:
-        text = str(task.prompt)
+        text = said
         for _ in range(3):
             reply = str(await agent.invoke_async(text)).strip()
             text = str(await user.invoke_async(f"They said {reply!r}.")).strip()
         return reply
 
-    return talk, agent
+    return talk
+
+
+def build_with_user(task: Any, model: Any, models: Any) -> Any:
+    """The policy and a simulated user take turns."""
+    agent, user = quiet(model, name="policy"), quiet(models["user"], name="user", system_prompt="You are a customer.")
+    return taking_turns(agent, user, str(task.prompt)), agent
 
 
 def echo(prompt: str, before: int) -> str:

@@ -264,11 +264,6 @@ def rebuildable_data(value: Any, put: Put | None = None) -> Any:
         return None
 
 
-def rebuilt(data: Any, files: FileStore | None = None) -> Any:
-    """Return what `rebuildable_data` was made of; LedgerError if one of its `files` is missing or was changed."""
-    return _unwrap(data, files)
-
-
 def raise_location(error: BaseException | None) -> str | None:
     """Return file, line and function where a tool raised an error, in the user's code if possible; None: unknown."""
     frames = [] if error is None else traceback.extract_tb(error.__traceback__)
@@ -297,7 +292,7 @@ def result_of(event: Event, call_id: str, files: FileStore | None = None) -> Too
         LedgerError: A file of the result is missing, or was changed.
     """
     data = data_of(event, ToolData)
-    result = {"toolUseId": call_id, **_unwrap(data["result"], files)}
+    result = {"toolUseId": call_id, **rebuilt(data["result"], files)}
     raised = data["raised"]
     return ToolResultEvent(result, exception=None if raised is None else RecordedToolError(raised))  # type: ignore[arg-type]
 
@@ -326,9 +321,10 @@ def _wrap(value: Any, put: Put | None) -> Any:
     return value
 
 
-def _unwrap(value: Any, files: FileStore | None) -> Any:
+def rebuilt(value: Any, files: FileStore | None) -> Any:
+    """Return what `rebuildable_data` was made of; LedgerError if one of its `files` is missing or was changed."""
     if isinstance(value, list):
-        return [_unwrap(item, files) for item in value]
+        return [rebuilt(item, files) for item in value]
     if not isinstance(value, dict):
         return value
     if len(value) == 1:
@@ -336,12 +332,12 @@ def _unwrap(value: Any, files: FileStore | None) -> Any:
         if name in (BYTES_KEY, FILE_KEY):
             return bytes_of(value, files)
         if name == _TUPLE:
-            return tuple(_unwrap(one, files) for one in item)
+            return tuple(rebuilt(one, files) for one in item)
         if name == _NUMBER:
             return float(item) if item in ("nan", "inf", "-inf") else int(item)
         if name == _TEXT:
             return base64.b64decode(item).decode("utf-8", "surrogatepass")
-    return {name: _unwrap(item, files) for name, item in value.items()}
+    return {name: rebuilt(item, files) for name, item in value.items()}
 
 
 _WRAPPED = frozenset((BYTES_KEY, FILE_KEY, _TUPLE, _NUMBER, _TEXT))

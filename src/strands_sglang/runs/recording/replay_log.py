@@ -32,6 +32,7 @@ from strands_sglang.errors import (
     StrandsSGLangError,
 )
 from strands_sglang.ledger.event import (
+    OF_OTHER_MODELS,
     CallData,
     CallErrorData,
     EngineCallData,
@@ -274,7 +275,7 @@ class ReplayLog:
             return any(call_id in data_of(event, EngineCallData)["within"] for event in self._answers)
 
 
-_REPLAYED = (EventKind.CALL, EventKind.CALL_ERROR, EventKind.TOOL, EventKind.MODEL, EventKind.MODEL_ERROR)
+_REPLAYED = (EventKind.CALL, EventKind.CALL_ERROR, EventKind.TOOL, *OF_OTHER_MODELS)
 OVERFLOW = ContextWindowOverflowException.__name__
 """Error of another model that its agent handles by sending less; it would come again, so it is replayed."""
 
@@ -337,7 +338,7 @@ def _other_answers(events: Sequence[Event]) -> dict[tuple[str, ...], deque[Event
     """Return the answers of other models in order, by request and tool calls; no errors that were answered later."""
     found: dict[tuple[str, ...], deque[Event]] = {}
     for event in events:
-        if event.kind in (EventKind.MODEL, EventKind.MODEL_ERROR):
+        if event.kind in OF_OTHER_MODELS:
             call = data_of(event, ModelCallData)
             waiting = found.setdefault((call["request_digest"], *call["within"]), deque())
             if waiting and waiting[-1].kind is EventKind.MODEL_ERROR:
