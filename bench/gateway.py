@@ -2,11 +2,17 @@
 """Measures sessions of the gateway: CPU of a turn beside that of a Strands agent, delays of the event loop, and memory.
 
     python bench/gateway.py [--sessions 256] [--turns 40] [--kilobytes 78] [--tokenizer FOLDER] [--json]
+    python bench/gateway.py --engine [--rounds 5] [--json]      # on the lab's SGLang server
 
 The same conversation is run by `rollout` in two ways, on an engine within the process that answers at once: by Strands
 agents, and by agents in another process (pinned to another core) that send their whole history over HTTP with each
 call, as coding agents do. Only the CPU time of this process counts. A task of the event loop measures how late it is
 called. Memory is what this process holds when all sessions are at their last turn, less what it held before.
+
+With `--engine`, 64 agents in another process answer four questions each with the lab's tool policy, all at the same
+time and greedy: through sessions of the gateway, on SGLang's own Chat Completions, and, as the bound of both, as
+prepared bytes: the recorded requests of the gateway to `/generate`, sent again by a client that does nothing else. They
+alternate on an engine whose prefix cache is emptied before each run.
 
 Prints a table, or one JSON line.
 """
@@ -21,7 +27,7 @@ import logging
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -32,7 +38,7 @@ from agent_script import WORDS, script, tokenizer_from
 from loopback import stay_on
 from played_agent import TOKENIZER, ScriptedEngine, build, questions, resident_bytes
 from strands_sglang.gateway import RemoteAgent
-from strands_sglang.runs import rollout
+from strands_sglang.runs import RunOptions, rollout
 
 TOOLS = 24
 PERIOD = 0.005  # seconds between two calls of the task that measures delays
@@ -60,29 +66,64 @@ def tools(kilobytes: float) -> list[dict[str, Any]]:
 async def play(http: aiohttp.ClientSession, order: dict[str, Any], last: asyncio.Event, say: Any) -> None:
     """Run one agent: call, run the tools, and call again, until there is an answer; wait before the last call."""
     messages: list[Any] = [{"role": "system", "content": order["system"]}, {"role": "user", "content": order["prompt"]}]
-    took = []
+    took: list[float] = []
     for turn in range(order["turns"]):
         if turn == order["turns"] - 1:
             say({"at_last": order["id"]})
             await last.wait()
-        body = json.dumps({"model": "policy", "messages": messages, "tools": order["tools"]})
-        began = time.monotonic()
-        async with http.post(f"{order['url']}/v1/chat/completions", data=body) as response:
-            answer = await response.json()
-            assert response.status == 200, answer
-        took.append(time.monotonic() - began)
-        message = answer["choices"][0]["message"]
-        messages.append(message)
+        sent = await ask(http, order, messages, took)
+        message = messages[-1]
         for call in message.get("tool_calls") or ():
             expression = json.loads(call["function"]["arguments"])["expression"]
             result = str(len(expression) * 1009)
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
-    say({"id": order["id"], "text": message["content"], "took": took, "bytes": len(body)})
+    say({"id": order["id"], "text": message["content"], "took": took, "bytes": sent})
+
+
+async def converse(http: aiohttp.ClientSession, order: dict[str, Any], say: Any) -> None:
+    """Run one agent that answers questions one after the other with a calculator, which really calculates."""
+    sys.path.append(str(Path(__file__).resolve().parent.parent / "lab" / "tool_policy"))
+    import task
+
+    messages: list[Any] = [{"role": "system", "content": order["system"]}]
+    took: list[float] = []
+    for question in order["questions"]:
+        messages.append({"role": "user", "content": question})
+        for _ in range(3):
+            sent = await ask(http, order, messages, took)
+            calls = messages[-1].get("tool_calls") or ()
+            if not calls:
+                break
+            for call in calls:
+                # The policy writes malformed calls, too.
+                result = task.calculate(str(json.loads(call["function"]["arguments"]).get("expression", "")))
+                messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+    say({"id": order["id"], "text": messages[-1].get("content") or "", "took": took, "bytes": sent})
+
+
+async def ask(http: aiohttp.ClientSession, order: dict[str, Any], messages: list[Any], took: list[float]) -> int:
+    """Make one call and append the reply and its seconds; return the bytes that were sent."""
+    body = json.dumps({"model": "policy", "messages": messages, "tools": order["tools"], **order.get("more", {})})
+    began = time.monotonic()
+    headers = {"Content-Type": "application/json"}
+    async with http.post(f"{order['url']}/v1/chat/completions", data=body, headers=headers) as response:
+        answer = await response.json()
+        assert response.status == 200, answer
+    took.append(time.monotonic() - began)
+    messages.append(answer["choices"][0]["message"])
+    return len(body)
+
+
+async def told(work: Coroutine[Any, Any, None], id: str, say: Any) -> None:
+    """Run an agent; tell its error, for which nobody else waits."""
+    try:
+        await work
+    except Exception as error:
+        say({"id": id, "error": f"{type(error).__name__}: {error}"})
 
 
 async def drive() -> None:
     """Run agents as told on the standard input: one JSON object in a line each."""
-    stay_on(0)
     reader, running, last = asyncio.StreamReader(1 << 24), set[asyncio.Task[None]](), asyncio.Event()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
 
@@ -90,6 +131,8 @@ async def drive() -> None:
         print(json.dumps(data), flush=True)
 
     shared: dict[str, Any] = json.loads(await reader.readline())
+    if "turns" in shared:  # else the engine needs every core
+        stay_on(0)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(600)) as http:
         while line := await reader.readline():
@@ -97,7 +140,9 @@ async def drive() -> None:
             if order.get("go"):
                 last.set()
                 continue
-            running.add(asyncio.ensure_future(play(http, {**shared, **order}, last, say)))
+            order = {**shared, **order}
+            work = converse(http, order, say) if "questions" in order else play(http, order, last, say)
+            running.add(asyncio.ensure_future(told(work, order["id"], say)))
         await asyncio.gather(*running)
 
 
@@ -126,6 +171,9 @@ class Driver:
                     gc.collect()
                     self.resident = resident_bytes()
                     self.send({"go": True})
+                continue
+            if "error" in said:
+                self._ended.pop(said["id"]).set_exception(RuntimeError(said["error"]))
                 continue
             self.took += said["took"]
             self.bytes = said["bytes"]
@@ -243,6 +291,85 @@ async def in_process(tokenizer: Any, engine: Any, options: argparse.Namespace) -
     return spent
 
 
+async def on_engine(rounds: int) -> dict[str, Any]:
+    """Measure on the lab's engine."""
+    from strands_sglang import SGLangClient
+    from suite.against_engine import ENGINE_FLAGS, job
+    from suite.processes import Engine
+    from suite.recorder import Recorder, conversations, replay
+    from suite.stats import Spread, alternate, ratio
+
+    episodes = job(str(TOKENIZER))
+    asked = {f"t{n}-{s}": one for n, one in enumerate(episodes["asked"]) for s in range(episodes["samples"])}
+    sampling = episodes["sampling"]
+    greedy = {"temperature": sampling["temperature"], "max_tokens": sampling["max_new_tokens"]}
+    shared = {"system": episodes["system"], "tools": tools(20)[:1], "more": greedy}
+    tokenizer = tokenizer_from(str(TOKENIZER))
+
+    async def gateway(agents: Driver, url: str) -> dict[str, float]:
+        class Asked(RemoteAgent):
+            def __init__(self, id: str) -> None:
+                self.id = id
+
+            async def run(self, session: Any, base_url: str, socket: Path | None) -> str:
+                return await agents.run(self.id, url=base_url, questions=asked[self.id])
+
+        began, cpu = time.monotonic(), time.process_time()
+        run = await rollout(
+            lambda task, model: Asked(task.id),
+            [{"prompt": questions[0], "id": id} for id, questions in asked.items()],
+            tokenizer=tokenizer,
+            client=SGLangClient(url, max_connections=1024),
+            concurrency=len(asked),
+            sampling_params=sampling,
+            on_hidden_tools="allow",
+            options=RunOptions(preflight=False),
+        )
+        cpu, wall = time.process_time() - cpu, time.monotonic() - began
+        assert run.metrics.failures == 0, run.metrics
+        return {
+            "wall_s": wall,
+            "turns": float(run.metrics.turns),
+            "sampled": float(sum(episode.metrics.sampled_tokens for episode in run)),
+            "cpu_ms": 1e3 * cpu / run.metrics.turns,
+        }
+
+    async def chat(agents: Driver, url: str) -> dict[str, float]:
+        began, agents.took = time.monotonic(), []
+        await asyncio.gather(*(agents.run(id, url=url, questions=questions) for id, questions in asked.items()))
+        return {"wall_s": time.monotonic() - began, "turns": float(len(agents.took))}
+
+    async def with_agents(work: Any, url: str) -> dict[str, float]:
+        async with driver(0, **shared) as agents:
+            await asyncio.sleep(2)  # for the process to start
+            measured: dict[str, float] = await work(agents, url)
+            return measured
+
+    def run(way: str, number: int) -> dict[str, float]:
+        engine.flush_cache()
+        if way == "bare":
+            seconds, sampled = asyncio.run(replay(engine.url, prepared))
+            return {"wall_s": seconds, "sampled": float(sampled), "turns": float(sum(map(len, prepared)))}
+        return asyncio.run(with_agents(gateway if way == "gateway" else chat, engine.url))
+
+    def measure() -> dict[str, dict[str, list[float]]]:
+        return alternate(["bare", "gateway", "chat"], rounds, run, warm_up=False)  # recording was the warm-up
+
+    with Engine(*ENGINE_FLAGS) as engine:
+        await asyncio.to_thread(run, "chat", 0)
+        with Recorder(engine.url) as recorder:
+            engine.flush_cache()
+            await asyncio.to_thread(asyncio.run, with_agents(gateway, recorder.url))
+        prepared = [[one.request for one in chain] for chain in conversations(recorder.exchanges)]
+        found = await asyncio.to_thread(measure)
+    bare = found["bare"]["wall_s"]
+    return {
+        way: {name: Spread.of(values).to_json() for name, values in figures.items()}
+        | {"wall_over_bare": ratio(figures["wall_s"], bare).to_json()}
+        for way, figures in found.items()
+    }
+
+
 async def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -251,12 +378,23 @@ async def main() -> None:
     parser.add_argument("--kilobytes", type=float, default=78, help="size of the first request")
     parser.add_argument("--tokens", type=int, default=64, help="sampled tokens per turn")
     parser.add_argument("--tokenizer", default=str(TOKENIZER))
+    parser.add_argument("--engine", action="store_true", help="64 sessions on the lab's engine")
+    parser.add_argument("--rounds", type=int, default=5, help="runs in each way on the engine")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--drive", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.drive:
         return await drive()
     logging.disable(logging.WARNING)  # the policy's template renders no tools, which is logged every time
+    if options.engine:
+        measured = await on_engine(options.rounds)
+        if options.json:
+            print(json.dumps(measured))
+            return None
+        for way, figures in measured.items():
+            shown = "".join(f"{name:>16} {spread['median']:8.2f}" for name, spread in figures.items())
+            print(f"{way:>8}{shown}")
+        return None
     stay_on(1)
     tokenizer = tokenizer_from(options.tokenizer)
     turns_script = script(tokenizer, options.tokens)

@@ -15,13 +15,24 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from support.adapters import serve_adapters
 from support.lab_servers import LabProcess, Routed, route, serve
 
 # A machine with other work is slow, and that is no finding.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
 
-_SEVERAL = ("noncanonical", "smollm2", "tiny_qwen3", "tiny_moe", "tiny_qwen3_vl", "tiny_qwen25_vl", "routed")
+_SEVERAL = (
+    "noncanonical",
+    "deterministic",
+    "smollm2",
+    "tiny_qwen3",
+    "tiny_moe",
+    "tiny_qwen3_vl",
+    "tiny_qwen25_vl",
+    "routed",
+    "lora",
+)
 """Fixtures that only some tests ask for."""
 _logs: list[Path] = []
 _processes: list[LabProcess] = []
@@ -136,6 +147,22 @@ tiny_qwen3_vl = _server_fixture("tiny-qwen3-vl")
 """A small Qwen3-VL that calls `look` and says the colour of what it sees."""
 tiny_qwen25_vl = _server_fixture("tiny-qwen2.5-vl")
 """A small Qwen2.5-VL, trained for the same."""
+
+
+@pytest.fixture(scope="session")
+def deterministic(engine_logs: Path) -> Iterator[LabProcess]:
+    """The tool policy with deterministic inference: it uses seeds. Tests may give it other weights and versions."""
+    server = serve("tool-policy", engine_logs, "--enable-deterministic-inference")
+    for _ in _running(server, name="deterministic"):
+        yield server
+
+
+@pytest.fixture(scope="session")
+def lora(engine_logs: Path) -> Iterator[LabProcess]:
+    """A tool policy that takes LoRA adapters, and has a small prefix cache with sessions."""
+    server = serve_adapters(engine_logs, "--enable-session-radix-cache", "--max-total-tokens", "6000")
+    for _ in _running(server, name="lora"):
+        yield server
 
 
 @pytest.fixture(scope="session")

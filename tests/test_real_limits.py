@@ -17,6 +17,7 @@ from strands_sglang import SGLangClient, SGLangModel, ToolIterationLimiter, Tool
 from strands_sglang.tokens import Origin
 from strands_sglang.tool_limits import ToolLimit
 from support.agent_episodes import Played, check_against_the_wire, largest_difference
+from support.examples import size
 from support.families import tokenizer
 from support.lab_servers import LAB, LabProcess
 from support.wire_tap import Tap
@@ -95,7 +96,11 @@ async def limited(model: SGLangModel, limiter: ToolLimiter) -> Played:
 
 
 async def test_limits_of_iterations_and_calls(smollm2: LabProcess) -> None:
-    limits = [ToolLimiter(max_tool_iters=1), ToolIterationLimiter(max_iterations=3), ToolLimiter(max_tool_iters=10)]
+    longest = size(4, 10)
+    limits = [
+        *(ToolLimiter(max_tool_iters=1), ToolIterationLimiter(max_iterations=3)),
+        ToolLimiter(max_tool_iters=longest),
+    ]
     calls = ToolLimiter(max_tool_calls=3)
     with Tap(smollm2.url) as tap:
         async with SGLangClient(tap.url) as client:
@@ -105,13 +110,13 @@ async def test_limits_of_iterations_and_calls(smollm2: LabProcess) -> None:
             )
             assert model.tool_parser.name == "hermes"
             played = await asyncio.gather(*(limited(model, limiter) for limiter in [*limits, calls]))
-    assert [limiter.tool_iter_count for limiter in limits] == [1, 3, 10]
+    assert [limiter.tool_iter_count for limiter in limits] == [1, 3, longest]
     # Two tools at once in every turn, counted as one iteration each.
-    assert [limiter.tool_call_count for limiter in limits] == [2, 6, 20]
+    assert [limiter.tool_call_count for limiter in limits] == [2, 6, 2 * longest]
     assert all(limiter.reason is ToolLimit.TOOL_ITERATIONS for limiter in limits)
     # A limit of calls stops in the middle of a turn.
     assert (calls.tool_iter_count, calls.tool_call_count, calls.reason) == (2, 3, ToolLimit.TOOL_CALLS)
     statuses = [block["toolResult"]["status"] for block in played[-1].messages[-1]["content"]]
     assert statuses == ["success", "error"]
-    assert check_against_the_wire(played, tap) == 16
+    assert check_against_the_wire(played, tap) == 6 + longest
     assert await largest_difference(smollm2.url, played) < 1e-3

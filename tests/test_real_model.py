@@ -158,9 +158,10 @@ def _without_ids(content: Any) -> Any:
     return content
 
 
-async def test_twenty_conversations_in_english(smollm2: LabProcess) -> None:
+async def test_conversations_in_english(smollm2: LabProcess) -> None:
     with urllib.request.urlopen(smollm2.url + "/get_model_info", timeout=10) as answer:
         tokenizer = AutoTokenizer.from_pretrained(json.load(answer)["tokenizer_path"])
+    count = size(10, 20)
     questions = ["Name a colour and say why you like it.", "Now say it in one sentence, like a pirate."]
     with Tap(smollm2.url) as tap:
         async with SGLangClient(tap.url) as client:
@@ -171,9 +172,9 @@ async def test_twenty_conversations_in_english(smollm2: LabProcess) -> None:
                 on_hidden_tools="allow",  # nor does it write tools
                 sampling_params={"max_new_tokens": 48, "temperature": 1.0},
             )
-            played = list(await asyncio.gather(*(play(model, questions) for _ in range(20))))
+            played = list(await asyncio.gather(*(play(model, questions) for _ in range(count))))
     calls = check_against_the_wire(played, tap)
-    assert calls == 40
+    assert calls == 2 * count
     cut = [turn for one in played for turn in one.episode.tree if turn.parent is not None and len(turn.closing)]
     assert cut, "some turns are cut by their budget and must be closed before the next"
     worst = await largest_difference(smollm2.url, played, at_once=4)

@@ -28,7 +28,7 @@ TASKS, SAMPLES, TURNS = 16, 4, 6
 of a conversation and answers the others at once."""
 _QUESTIONS = 4
 _SYSTEM_TOKENS = 200
-_FLAGS = ("--tool-call-parser", "qwen25", "--enable-cache-report")
+ENGINE_FLAGS = ("--tool-call-parser", "qwen25", "--enable-cache-report")
 
 
 def job(tokenizer: str) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def measure(tokenizer: str, quick: bool, log: Log) -> dict[str, Any]:
         log.left_out("the engine", "not part of --quick")
         return {}
     try:
-        with Engine(*_FLAGS) as engine:
+        with Engine(*ENGINE_FLAGS) as engine:
             return on_engine(engine, tokenizer, log)
     except Unavailable as error:
         log.left_out("the engine", str(error))

@@ -71,6 +71,7 @@ def main() -> None:
     parser.add_argument("--runs", help="directory for ledgers, one per step, for `strands-sglang verify`")
     parser.add_argument("--report", type=Path, help="file for the training log, as JSON")
     parser.add_argument("--lora", action="store_true", help="train adapters instead of all weights")
+    parser.add_argument("--sync", default="disk", help="disk; adapter: the engine loads only the adapter of --lora")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
 
@@ -84,9 +85,11 @@ def main() -> None:
         build,
         reward=score,
         base_url=options.url,
+        sync=options.sync,
         limits=Limits(max_turns=arithmetic.MAX_TOOL_CALLS + 1, max_new_tokens=64),
         directory=options.runs,
         drift_rows=options.groups * 8,
+        trainer_values=options.runs is not None,  # advantage, entropy, ... of every token, for `strands-sglang view`
     )
     trainer = GRPOTrainer(
         model=options.model,

@@ -1,7 +1,7 @@
 """Lets SGLang's wheel from the package index run on a machine without a GPU.
 
 Python imports `sitecustomize` from PYTHONPATH in every process, hence also in the scheduler and detokenizer that SGLang
-spawns. Nothing heavy is imported here: two modules are patched right after their own import, if that ever comes. The
+spawns. Nothing heavy is imported here: a few modules are patched right after their own import, if that ever comes. The
 spawned processes are also tied to the server's life from their first moment.
 """
 
@@ -40,9 +40,45 @@ def _leave_host_memory_unpinned(pool: ModuleType) -> None:
     pool._cuda_host_register = lambda *args, **kwargs: None
 
 
+def _let_torch_native_be_deterministic(choices: ModuleType) -> None:
+    """Let --enable-deterministic-inference run on this attention backend, so that seeds of requests are used.
+
+    It shows nothing about batch invariance: in float32, a small model gives the same tokens in any batch anyway.
+    """
+    choices.add_deterministic_attention_backend_choices(["torch_native"])
+    choices.add_radix_supported_deterministic_attention_backend_choices(["torch_native"])
+
+
+def _leave_operators_batch_variant(operators: ModuleType) -> None:
+    """Skip the batch-invariant operators of --enable-deterministic-inference: they are Triton kernels."""
+    operators.enable_batch_invariant_mode = lambda *args, **kwargs: None
+
+
+def _leave_lora_unpinned(manager: ModuleType) -> None:
+    """Make tensors of LoRA adapters without pinning them, which torch refuses without an accelerator."""
+    import functools
+
+    import torch
+
+    def unpinned(make: Callable[..., object]) -> Callable[..., object]:
+        @functools.wraps(make)
+        def made(*args: object, **kwargs: object) -> object:
+            kwargs.pop("pin_memory", None)
+            return make(*args, **kwargs)
+
+        return made
+
+    for name in ("tensor", "zeros", "empty", "arange"):
+        setattr(torch, name, unpinned(getattr(torch, name)))
+    torch.Tensor.pin_memory = lambda self, *args, **kwargs: self
+
+
 _PATCHES: dict[str, Callable[[ModuleType], None]] = {
     "torchvision.extension": _declare_torchvision_operators,
     "sglang.srt.mem_cache.pool_host.common": _leave_host_memory_unpinned,
+    "sglang.srt.arg_groups.choices": _let_torch_native_be_deterministic,
+    "sglang.srt.batch_invariant_ops": _leave_operators_batch_variant,
+    "sglang.srt.lora.lora_manager": _leave_lora_unpinned,
 }
 
 

@@ -151,14 +151,15 @@ def count_values(data: bytes) -> int:
 
 
 def _marks(data: bytes) -> int:
-    return sum(map(data.count, (b",", b":", b"[", b"{")))
+    return len(data) - len(data.translate(None, b",:[{"))  # one pass, however many there are
 
 
 def _shape(data: bytes) -> tuple[int, int]:
     """Return the number of values in JSON and its depth. Text in strings does not count."""
     import numpy as np  # not at the top: it takes as long to import as the command line to start
 
-    marks = data.replace(b"\\\\", b"").replace(b'\\"', b"").translate(_MARKS, _TEXT)
+    # Spaces are removed with the other text; a replacement of the same length is twice as fast as none.
+    marks = data.replace(b"\\\\", b"  ").replace(b'\\"', b"  ").translate(_MARKS, _TEXT)
     values = depth = deepest = 0
     quoted = False
     for at in range(0, len(marks), _PIECE):

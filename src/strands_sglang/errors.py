@@ -20,7 +20,7 @@
     ├── RunStoppedError                       the first episodes of a run all failed for the same reason
     ├── DivergedError                         a replayed agent deviated from its record
     └── EngineError                           the engine or the connection to it failed (SGLangClientError)
-        ├── RequestRejectedError              the engine refused the request for good (SGLangHTTPError)
+        ├── RequestRejectedError              the engine refused the request permanently (SGLangHTTPError)
         │   └── ContextOverflowError          prompt, or prompt plus budget, longer than the engine's context
         │                                     (SGLangContextLengthError)
         ├── EngineUnavailableError            every retry failed; __cause__ is the last failure
@@ -192,7 +192,7 @@ class SandboxUnavailableError(ToolUnavailableError):
 
 
 class OtherModelError(ToolUnavailableError):
-    """Another model of the episode, such as a simulated user, failed for good, or its answer was truncated.
+    """Another model of the episode, such as a simulated user, failed permanently, or its answer was truncated.
 
     The episode ends as `EndReason.OTHER_MODEL_ERROR`: unscored, untrained and resumable. In a reward, scoring fails.
     """

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from strands_sglang.chat import conversation
 from strands_sglang.chat.conversation import Conversation, preamble_of
 
 SPEC: dict[str, Any] = {"name": "t", "description": "A tool.", "inputSchema": {"json": {"type": "object"}}}
@@ -58,6 +59,20 @@ def test_new_messages_are_rendered_as_in_the_whole_conversation() -> None:
     assert whole[3] == {"role": "tool", "tool_call_id": "own", "content": "1", "name": "t"}
     assert made.rendered({"x": "own"}, 2) == whole[:3]
     assert made.rendered_from(1, {"x": "own"}) == whole[2:]
+
+
+def test_preambles_are_limited_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents over HTTP choose their system prompts."""
+    monkeypatch.setattr(conversation, "_MAX_CHARACTERS", 1 << 15)
+    monkeypatch.setattr(conversation, "_preambles", {})
+    for number in range(40):
+        first, again = (preamble_of(f"{number}" + "x" * 2000, [SPEC]) for _ in range(2))
+        assert first is again and len(first.key) < 100
+    kept = conversation._preambles.values()
+    assert 5 < len(kept) < 20 and sum(one.size for one in kept) <= 1 << 15
+    huge = preamble_of("y" * (1 << 16), [SPEC])
+    assert huge == preamble_of("y" * (1 << 16), [SPEC]) != preamble_of("y" * (1 << 16) + "z", [SPEC])
+    assert len(kept) == 1
 
 
 def test_preambles_differ_by_all_their_content() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,11 @@ URL = ["--base-url", "http://127.0.0.1:9"]
 HELP = "try: strands-sglang rollout --help"
 CLIENT = (
     "api_key, connect_timeout, deadline, first_contact, headers, max_connections, max_retries, max_retry_delay, "
-    "retry_delay, sampling_names, timeout, worker_hosts"
+    "retry_delay, sampling_names, session_cache, timeout, worker_hosts"
 )
+
+JSON = """write '{"name": 1}', with single quotes around it and double quotes within"""
+AGENT = "--agent must be MODULE:FUNCTION, such as my_agent:build, got"
 
 WRONG = [
     (["rolout"], "there is no command 'rolout'", "did you mean 'rollout'?"),
@@ -45,7 +50,9 @@ WRONG = [
         "invalid value for '--stop-after-groups': 0 is not in the range x>=1",
         HELP,
     ),
-    ([*RUN, *URL, "--temperature", "x"], "invalid value for '--temperature': 'x' is not a valid float", HELP),
+    ([*RUN, *URL, "--temperature", "x"], "invalid value for '--temperature': 'x' is not a valid number", HELP),
+    ([*RUN, *URL, "--temperature", "-1"], "invalid value for '--temperature': -1.0 is not in the range x>=0", HELP),
+    ([*RUN, *URL, "-n", "8x"], "invalid value for '-n' / '--samples-per-task': '8x' is not a valid integer", HELP),
     (
         [*RUN, *URL, "--progress", "lives"],
         "invalid value for '--progress': 'lives' is not one of 'auto', 'live', 'lines', 'none'",
@@ -65,7 +72,7 @@ WRONG = [
     (
         [*RUN, *URL, "--client-options", "[1"],
         "invalid value for '--client-options': not JSON: Expecting ',' delimiter: line 1 column 3 (char 2)",
-        HELP,
+        JSON,
     ),
     (
         [*RUN, *URL, "--model-options", '{"base_url": "x"}'],
@@ -103,6 +110,26 @@ WRONG = [
         "TASKS must be given, or --recorded with the directory of a run",
         "try: strands-sglang eval --help",
     ),
+    (
+        [*RUN, *URL, "--sampling-params", "{'top_k': 1}"],
+        "invalid value for '--sampling-params': not JSON: Expecting property name enclosed in double quotes: "
+        "line 1 column 2 (char 1)",
+        JSON,
+    ),
+    ([*RUN, *URL, "--agent", "my_agent.py:build"], f"{AGENT} 'my_agent.py:build'", "did you mean 'my_agent:build'?"),
+    ([*RUN, *URL, "--agent", "./a/my_agent.py"], f"{AGENT} './a/my_agent.py'", "did you mean 'a.my_agent:build'?"),
+    ([*RUN, *URL, "--agent", "my_agent.build"], f"{AGENT} 'my_agent.build'", "did you mean 'my_agent:build'?"),
+    (
+        [*RUN, *URL, "--tokenizer", "./nowhere"],
+        "--tokenizer must be a name, or the folder of a model or tokenizer, got './nowhere', which does not exist",
+        HELP,
+    ),
+    (
+        ["verify", "tasks.jsonl"],
+        "tasks.jsonl is not the directory of a run: it is a file",
+        "try: strands-sglang verify --help",
+    ),
+    (["completion"], "missing argument '{bash|zsh|fish}'", "try: strands-sglang completion --help"),
     (["show"], "missing argument 'RUN'", "try: strands-sglang show --help"),
     (
         ["verify", "run"],
@@ -118,14 +145,16 @@ WRONG = [
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A working directory with an agent and tasks."""
     (tmp_path / "tasks.jsonl").write_text('{"prompt": "Compute 2 + 2."}\n')
     (tmp_path / "broken.jsonl").write_text("2 + 2\n")
     (tmp_path / "my_agent.py").write_text("def build(task, model): ...\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(__import__("sys").modules, "my_agent", raising=False)
+    monkeypatch.delitem(sys.modules, "my_agent", raising=False)
+    yield
+    sys.modules.pop("my_agent", None)  # other tests have one of the same name
 
 
 def told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> list[str]:

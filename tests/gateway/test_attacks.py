@@ -218,20 +218,58 @@ async def test_bombs_of_json_are_refused() -> None:
                 assert response.status == 400
 
 
+def half_open(it: Opened) -> tuple[bytes, ...]:
+    """Return beginnings of requests."""
+    return b"", b"POST /s/", head(it)[:-2], head(it, "Content-Length: 9") + b"{"
+
+
 async def test_a_thousand_half_open_connections_hinder_nobody() -> None:
-    async with opened(["one"]) as it:
+    async with opened(["one", "two"]) as it, it.gateway.session(it.session.model) as other:
         at = urlsplit(it.gateway.address)
-        opened_ones = [await asyncio.open_connection(at.hostname, at.port) for _ in range(size(250, 1000))]
-        parts = (b"", b"POST /s/", head(it), head(it, "Content-Length: 9") + b"{")
-        for number, (_, writer) in enumerate(opened_ones):
-            writer.write(parts[number % 4 if number < 200 else 1])
-        await asyncio.sleep(0.05)
-        assert it.session.requests <= server.MAX_REQUESTS
-        for _, writer in opened_ones:
+        held = [await asyncio.open_connection(at.hostname, at.port) for _ in range(size(250, 1000))]
+        parts = half_open(it)
+        for number, (_, writer) in enumerate(held):
+            writer.write(parts[number % 4 if number < 4 * server.MAX_REQUESTS else 1])
+        while it.session.requests < min(server.MAX_REQUESTS, len(held) // 4):
+            await asyncio.sleep(0.01)
+        assert await WireAgent(it.http, it.gateway.base_url(other), "chat").run("Hello.") == "one"
+        for _, writer in held:
             writer.close()
-        await asyncio.sleep(0.05)
-        assert await it.agent("chat").run("Hello.") == "one"
-        assert it.session.requests == 0
+        while it.session.requests:
+            await asyncio.sleep(0.01)
+        assert await it.agent("chat").run("Hello.") == "two"
+
+
+@pytest.mark.parametrize("kind", range(3))
+async def test_half_open_connections_are_closed(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_IDLE_SECONDS", 0.2)
+    async with opened([]) as it:
+        at = urlsplit(it.gateway.address)
+        reader, writer = await asyncio.open_connection(at.hostname, at.port)
+        writer.write(half_open(it)[kind])
+        assert await asyncio.wait_for(reader.read(), 60) == b""
+        writer.close()
+
+
+async def test_the_bodies_of_a_session_are_bounded_together() -> None:
+    async with opened(["one"]) as it:
+        at, length = urlsplit(it.gateway.address), server.MAX_BODY - 1
+        held = [await asyncio.open_connection(at.hostname, at.port) for _ in range(4)]
+        for _, writer in held:
+            writer.write(head(it, f"Content-Length: {length}") + bytes(length - 1))
+        while it.session.bytes < 4 * (length - 1):
+            await asyncio.sleep(0.01)
+        agent = it.agent("chat")
+        agent.say("Hello.")
+        with pytest.raises(WireError, match="64 MiB of requests under way") as error:
+            await agent.ask()
+        assert error.value.status == 429 and error.value.headers["x-should-retry"] == "true"
+        for _, writer in held:
+            writer.close()
+        while it.session.requests:
+            await asyncio.sleep(0.01)
+        assert it.session.bytes == 0
+        await agent.ask()
 
 
 async def test_a_flood_is_told_to_wait() -> None:

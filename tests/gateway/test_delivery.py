@@ -170,6 +170,25 @@ async def test_sub_agents_get_the_call_that_started_them() -> None:
 
 
 @pytest.mark.parametrize("protocol", list(PATHS))
+async def test_sub_agents_are_found_by_their_first_message(protocol: str) -> None:
+    """Most agents do not say which of theirs is calling."""
+    script = [tool_call("run", command="Find it."), "Found.", tool_call("run", command="Hello."), "Done."]
+    async with opened(script) as it:
+        agent, helper = it.agent(protocol), it.agent(protocol)
+        agent.say("Hello.")
+        calls, _ = agent.add(await agent.ask())
+        helper.say("Find it.")
+        await helper.ask()
+        agent.result(calls[0]["id"], "Found.")
+        again, _ = agent.add(await agent.ask())
+        agent.result(again[0]["id"], "ok")  # it has its own first message in an open call, and is no sub-agent of it
+        await agent.ask()
+        assert [turn.parent for turn in it.episode.tree] == [None, None, 0, 2]
+        assert [turn.caller for turn in it.episode.tree] == [None, (0, calls[0]["id"]), None, None]
+        assert not it.episode.tree.rejected
+
+
+@pytest.mark.parametrize("protocol", list(PATHS))
 async def test_errors_have_the_form_of_their_protocol(protocol: str) -> None:
     async with opened(["one"]) as it:
         agent = it.agent(protocol)

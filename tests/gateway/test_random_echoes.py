@@ -107,7 +107,7 @@ async def converse(seed: int) -> None:
             answer = await exchange.answer()
             assert answer is not None
             session.delivered(exchange)
-        turn = tree[answer.number]
+        turn = tree[int(answer.id)]
         if fork is not None:
             # Nothing of the edited reply is continued from: the branch begins anew, or leaves before that turn.
             before = {one for one, _, _ in turns[:fork]}

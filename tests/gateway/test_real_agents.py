@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
+import json
 import os
 import signal
 import subprocess
@@ -11,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from strands_sglang import SGLangClient, rollout
+from strands_sglang import SGLangClient, SGLangModel, replay, rollout
 from strands_sglang.gateway import AgentProcess, Network
 from strands_sglang.proof import verify
 from strands_sglang.proof.rescore import RescoreVerdict, rescore
-from strands_sglang.runs import EndReason, Limits
+from strands_sglang.runs import EndReason, Limits, ReplayVerdict
 from support.examples import SOAK, size
+from support.families import tokenizer
 from support.gateway.sdk_programs import COMMANDS, is_installed
 from support.lab_servers import LAB, LabProcess
 
@@ -57,10 +61,78 @@ async def test_each_trained_token_was_sampled(name: str, tool_policy: LabProcess
     assert not sum(episode.metrics.audit_differences for episode in run)
     certificate = verify(tmp_path)
     assert certificate.proved, certificate.text()
-    sampled = sum(len(turn.sampled) for episode in run for turn in episode.tree if not turn.rejected)
+    over = [episode for episode in run if not episode.end_reason.failed]  # an agent may fail at what the policy writes
+    sampled = sum(len(turn.sampled) for episode in over for turn in episode.tree if not turn.rejected)
     assert certificate.tokens.trained == sampled
     report = await rescore(tmp_path, tool_policy.url, tolerance=1e-3, all_versions=True)
     assert report.verdict is RescoreVerdict.AGREES, report.text()
+
+
+async def test_another_model_is_asked_at_the_address_of_the_session(tool_policy: LabProcess, tmp_path: Path) -> None:
+    def build(task: Any, model: Any, models: Any) -> AgentProcess:
+        command = [sys.executable, PROGRAM, task.prompt, "--after-turn", "1", "consult"]
+        return AgentProcess(command, models={"helper": models["helper"]}, network=Network.GATEWAY_ONLY)
+
+    greedy = {"temperature": 0.0, "max_new_tokens": 64}
+    run = await rollout(
+        build,
+        ["Compute 615 * 17, then - 88."],
+        tokenizer=TOKENIZER,
+        client=SGLangClient(tool_policy.url),
+        sampling_params=greedy,
+        limits=Limits(max_turns=6),
+        models={"helper": SGLangModel(base_url=tool_policy.url, tokenizer=TOKENIZER, sampling_params=greedy)},
+        directory=tmp_path,
+    )
+    (episode,) = run
+    assert episode.end_reason is EndReason.ANSWERED, episode.failure
+    told = json.loads(episode.text.splitlines()[0].removeprefix("consulted: "))
+    assert "12 * 34" in told["tool_calls"][0]["function"]["arguments"]
+    assert episode.metrics.other_model_calls == 1
+    certificate = verify(tmp_path)
+    assert certificate.proved, certificate.text()
+    assert certificate.tokens.trained == sum(len(turn.sampled) for turn in episode.tree)
+    (replayed,) = await replay(build, tmp_path, tokenizer=TOKENIZER)
+    assert replayed.verdict is ReplayVerdict.IDENTICAL, replayed
+
+
+@pytest.mark.soak
+async def test_claude_code_on_a_real_engine(smollm2: LabProcess, tmp_path: Path) -> None:
+    """Two invocations, the second of which continues the conversation of the first; its answers are nonsense."""
+    loader = importlib.machinery.SourceFileLoader(
+        "agents_script", str(Path(__file__).parents[2] / "scripts" / "agents")
+    )
+    script = importlib.util.module_from_spec(importlib.util.spec_from_loader("agents_script", loader))  # type: ignore[arg-type]
+    sys.modules["agents_script"] = script  # where its dataclasses look for their annotations
+    loader.exec_module(script)
+    claude = script.program("claude")
+    assert Path(claude).exists(), "run scripts/agents --install agents"
+    told = f"{claude} -p 'What is a prime number?' {{0}} && {claude} -c -p 'Give an example.' {{0}}"
+    command = ["sh", "-c", told.format("--output-format json --dangerously-skip-permissions")]
+    run = await rollout(
+        script.build("claude-code", script.Agent(command, {"IS_SANDBOX": "1"}), tmp_path),
+        ["What is a prime number?"],
+        tokenizer=tokenizer("smollm2"),
+        client=SGLangClient(smollm2.url),
+        limits=Limits(max_turns=8, max_new_tokens=600, episode_timeout=900),  # it fails if replies are truncated
+        sampling_params={"temperature": 0.3},
+        directory=tmp_path / "run",
+        audit_share=1.0,
+        on_hidden_tools="allow",  # the template of SmolLM2 writes no tools, so it fits into its context
+        tool_parser="hermes",
+    )
+    (episode,) = run
+    assert episode.end_reason is EndReason.ANSWERED, (episode.failure, episode.text)
+    turns = [turn for turn in episode.tree if not turn.rejected]
+    assert len(turns) >= 2 and [turn.detail["protocol"] for turn in turns] == ["messages"] * len(turns)
+    assert sum(turn.parent is not None for turn in turns) >= 1, "nothing continued"
+    assert not episode.metrics.audit_differences
+    certificate = verify(tmp_path / "run")
+    assert certificate.proved, certificate.text()
+    assert certificate.tokens.trained == sum(len(turn.sampled) for turn in turns)
+    report = await rescore(tmp_path / "run", smollm2.url, tolerance=1e-3, all_versions=True)
+    assert report.verdict is RescoreVerdict.AGREES, report.text()
+    print(certificate.text(), [(turn.join.value, len(turn.sampled), turn.detail) for turn in episode.tree])
 
 
 KILLED = """
@@ -68,18 +140,15 @@ import asyncio, os, signal, sys
 from strands_sglang import Limits, SGLangClient, rollout
 from strands_sglang.gateway import AgentProcess
 url, tokenizer, directory, program, left = sys.argv[1:]
-left = int(left)
-
-def turn(counts):
-    global left
-    left -= 1
-    if not left:
-        os.kill(os.getpid(), signal.SIGKILL)
+every, answered = int(left), 0
 
 class Watched(SGLangClient):
     async def generate(self, *given, **more):
+        global answered
+        if every and answered >= every:  # an agent asks again only after its turn is on disk
+            os.kill(os.getpid(), signal.SIGKILL)
         made = await super().generate(*given, **more)
-        turn(None)
+        answered += 1
         return made
 
 def build(task, model):
@@ -107,6 +176,6 @@ def test_a_run_that_is_killed_again_and_again_is_resumed(every: int, tool_policy
     assert done.stdout == whole.stdout, (done.stderr, whole.stderr)
     certificate, other = verify(tmp_path / "run"), verify(tmp_path / "whole")
     assert certificate.proved and other.proved
-    assert certificate.tokens.trained == other.tokens.trained
+    assert certificate.tokens.trained == other.tokens.trained and certificate.tokens.rolled_back == 0
     left = subprocess.run(["pgrep", "-f", PROGRAM], capture_output=True, text=True)
     assert not left.stdout

@@ -38,11 +38,15 @@ async def test_an_agent_gets_one_branch_and_each_token_is_trained(protocol: str,
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_a_key_is_as_good_as_an_address(protocol: str) -> None:
-    async with opened(["one", "two"]) as it:
+    async with opened(["one", "two", "three"]) as it:
         for headers in ({"Authorization": f"Bearer {it.session.token}"}, {"x-api-key": it.session.token}):
             agent = WireAgent(it.http, it.gateway.address, protocol, headers=headers)
             agent.say("Hello.")
             await agent.ask()
+        both = {"Authorization": "Bearer of-another-service", "x-api-key": it.session.token}
+        agent = WireAgent(it.http, it.gateway.address, protocol, headers=both)
+        agent.say("Hello.")
+        await agent.ask()
         agent = WireAgent(it.http, it.gateway.address, protocol, headers={"x-api-key": "0" * 32})
         agent.say("Hello.")
         with pytest.raises(WireError) as error:
@@ -114,3 +118,17 @@ async def test_an_edited_reply_forks_and_is_not_trained() -> None:
         assert it.episode.tree[1].join is Join.FORKED
         assert it.episode.tree.rejected == {0}
         assert_exact(it.engine, it.episode)
+
+
+async def test_a_reply_with_a_result_in_it_is_no_echo() -> None:
+    """What no reply can hold is told, and not dropped, if the rest of the copy is equal."""
+    async with opened(a_script()) as it:
+        agent = it.agent("messages")
+        agent.say("Fix the bug.")
+        calls, _ = agent.add(await agent.ask())
+        result = {"type": "tool_result", "tool_use_id": calls[0]["id"], "content": "a b"}
+        agent.history[1]["content"].append(result)
+        agent.say("And now?")
+        with pytest.raises(WireError, match="cannot be rendered inside an assistant message"):
+            await agent.ask()
+        assert it.joins == ["root"]

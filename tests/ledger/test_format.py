@@ -35,6 +35,7 @@ DATA: dict[EventKind, Any] = {
     EventKind.PARTIAL_CALL: declarations.PartialCallData,
     EventKind.CALL_ERROR: declarations.CallErrorData,
     EventKind.TOOL: declarations.ToolData,
+    EventKind.TOOL_LIST: declarations.ToolListData,
     EventKind.MODEL: declarations.ModelData,
     EventKind.MODEL_ERROR: declarations.ModelErrorData,
     EventKind.RESUME: declarations.ResumeData,
@@ -42,6 +43,7 @@ DATA: dict[EventKind, Any] = {
     EventKind.REWARD: declarations.RewardData,
     EventKind.END: declarations.EndData,
     EventKind.TEACHER: declarations.TeacherData,
+    EventKind.STALENESS: declarations.StalenessData,
 }
 ARRAYS: dict[EventKind, Any] = {
     EventKind.CALL: declarations.CallArrays,
@@ -112,7 +114,9 @@ def test_episodes_are_read_unchanged_and_encoded_to_the_same_bytes() -> None:
     assert read == EXPECTED["episodes"]
 
 
-_ADDED_LATER = {EventKind.TEACHER, EventKind.MODEL, EventKind.MODEL_ERROR}
+_ADDED_LATER = {
+    *(EventKind.TEACHER, EventKind.STALENESS, EventKind.TOOL_LIST, EventKind.MODEL, EventKind.MODEL_ERROR),
+}
 
 
 def test_calls_partial_calls_and_errors_are_rebuilt() -> None:

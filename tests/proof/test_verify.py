@@ -45,7 +45,7 @@ from support.proof.tampering import LedgerEditor
 PROOF = Path(__file__).resolve().parents[2] / "src" / "strands_sglang" / "proof"
 OURS = {path.stem for path in PROOF.glob("*.py")} - {"__init__", "rescore"}
 """Modules that verify. `rescore` is excluded because it needs an engine client."""
-READING = {"encoding", "event", "shard", "run_dir", "grouping"}
+READING = {"encoding", "event", "shard", "run_dir", "grouping", "trainer_values"}
 """Modules of the ledger that they may use: decoding of bytes, and which of them belong together."""
 HELPERS = {"errors", "_checks", "_files", "_json", "_terminal"}
 SHARED = {
@@ -240,6 +240,15 @@ def test_findings_have_an_exact_location(tmp_path: Path) -> None:
         (1, lambda e: e.data.update(prompt_digest=ids_digest([1])), FindingKind.PROMPT, "positions 0 to 39"),
         (1, lambda e: e.data.update(prompt_tokens=41), FindingKind.PROMPT, "the recorded prompt has 40 tokens"),
         (1, lambda e: e.data["detail"].update(prompt_tokens=1), FindingKind.PROMPT, "detail.prompt_tokens is 1"),
+        (1, lambda e: e.data["detail"].update(adapter=7), FindingKind.FORM, "detail.adapter must be a string, got 7"),
+        (1, lambda e: e.data["detail"].update(adapter="x"), FindingKind.SAMPLED, "named adapter 'x', but the version"),
+        (1, lambda e: e.data.update(versions=[["v+lora:y", 0, 3]]), FindingKind.SAMPLED, "its tokens has 'y'"),
+        (
+            1,
+            lambda e: e.data.update(versions=[["v+lora:y", 0, 1], ["v1", 1, 3]]),
+            FindingKind.SAMPLED,
+            "adapters ['y', None], but one request",
+        ),
         (1, lambda e: e.data.update(turn=1), FindingKind.PLACE, "turn 0 is next, got turn 1"),
         (3, lambda e: e.data.update(parent=1), FindingKind.PLACE, "turn 1, which is not recorded"),
         (3, lambda e: e.data.update(start=42), FindingKind.PLACE, "starts at position 42, but its parent ends at 43"),

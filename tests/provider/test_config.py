@@ -126,7 +126,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"base_url": "http://localhost:1"}, "and not both"),
     ({"client": "http://localhost:30000"}, "pass an address as base_url"),
     ({"client": None, "base_url": "localhost:30000"}, "must look like http://"),
-    ({"tokenizer": "/no/such/folder"}, "or a name or path to load one from; loading '/no/such/folder' failed: "),
+    ({"tokenizer": "/no/such/folder"}, "folder of a model or tokenizer, got '/no/such/folder', which does not exist"),
     ({"tokenizer": None}, "AutoTokenizer.from_pretrained"),
     ({"tool_parser": "hermse"}, r"unknown tool parser 'hermse'; did you mean 'hermes'\? Known: hermes, "),
     ({"tool_parser": HermesToolParser}, "must be 'auto', a name such as 'hermes', or a ToolParser, got <class"),

@@ -175,6 +175,24 @@ async def test_a_run_is_replayed_scored_again_and_exported(tmp_path: Path) -> No
     assert written == 2
 
 
+async def test_an_agent_inherits_what_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {
+        "STRANDS_SGLANG_API_KEY": "of-the-engine",
+        "STRANDS_SGLANG_ADMIN_TOKEN": "of-the-service",
+        "HELLO": "world",
+    }
+    for name, value in {**given, "NO_PROXY": "tools.example"}.items():
+        monkeypatch.setenv(name, value)
+    names = " ".join(f'"${name}"' for name in (*given, "NO_PROXY"))
+
+    def build(task: Any, model: Any) -> AgentProcess:
+        return AgentProcess(["sh", "-c", f"printf '%s;' {names}"])
+
+    engine = ScriptedEngine(tokenizer("qwen3"), script)
+    (episode,) = await rollout(build, ["Hello."], tokenizer=tokenizer("qwen3"), client=engine)
+    assert episode.text == ";;world;127.0.0.1,localhost,tools.example;"
+
+
 def test_a_command_is_a_list() -> None:
     with pytest.raises(ConfigurationError, match="must be a list of texts"):
         AgentProcess("echo hello")
@@ -205,6 +223,22 @@ async def test_a_resumed_run_answers_the_same_calls_from_its_record(done: int, t
     assert certificate.proved
     assert certificate.tokens.trained == sum(len(turn.sampled) for turn in episode.tree)
     assert certificate.tokens.rolled_back == 0
+
+
+@pytest.mark.parametrize("done", [1, 2])
+async def test_an_agent_that_was_killed_is_answered_from_the_record(done: int, tmp_path: Path) -> None:
+    """It is started again by the next call, gets the same ids of calls, and nothing is trained twice."""
+    killed, _ = await run("--after-turn", str(done), "crash", directory=tmp_path)
+    (before,) = killed
+    assert before.end_reason is EndReason.AGENT_ERROR and len(before.tree) == done
+    resumed, engine = await run(directory=tmp_path)
+    (episode,) = resumed
+    assert (len(engine.calls), len(episode.tree), episode.text) == (2 - done, 2, "It is 42.")
+    calls = [[block["toolUse"]["toolUseId"] for block in one.messages[1]["content"][-1:]] for one in (before, episode)]
+    assert calls[0] == calls[1]
+    certificate = verify(tmp_path)
+    assert certificate.proved and certificate.tokens.rolled_back == 0
+    assert certificate.tokens.trained == sum(len(turn.sampled) for turn in episode.tree)
 
 
 async def test_an_agent_whose_tool_results_never_repeat_is_started_again(tmp_path: Path) -> None:

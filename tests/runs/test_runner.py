@@ -624,9 +624,10 @@ async def test_full_disk_raises_and_run_can_be_resumed(
 
 async def test_unwritable_directory_raises(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(LedgerError, match="cannot be written"):
-            await run(build, ["question"], PromptEngine(steps(1)), folder)
+    with pytest.raises(ConfigurationError, match="got the file"):
+        await run(build, ["question"], PromptEngine(steps(1)), tmp_path / "file")
+    with pytest.raises(LedgerError, match="cannot be written"):
+        await run(build, ["question"], PromptEngine(steps(1)), tmp_path / "file" / "below")
     (tmp_path / "run" / "ledger").mkdir(parents=True)
     (tmp_path / "run" / "ledger").rmdir()
     (tmp_path / "run" / "ledger").write_text("in the way")

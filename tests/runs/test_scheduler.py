@@ -81,7 +81,7 @@ class Run:
             on_turn=self._turn, on_end=self._end,
         )  # fmt: skip
 
-    def _turn(self, counts: TurnCounts) -> None:
+    def _turn(self, spec: EpisodeSpec, counts: TurnCounts) -> None:
         self.turns += 1
 
     async def _end(self, episode: Episode, restored: bool) -> bool:

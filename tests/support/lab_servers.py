@@ -107,8 +107,8 @@ class Routed:
         return self.router.url
 
 
-def serve(model: str, logs: Path) -> LabProcess:
-    return LabProcess(model, [str(LAB / "serve"), model], logs)
+def serve(model: str, logs: Path, *flags: str) -> LabProcess:
+    return LabProcess(model, [str(LAB / "serve"), model, *flags], logs)
 
 
 def route(servers: list[LabProcess], logs: Path, policy: str = "cache_aware") -> LabProcess:

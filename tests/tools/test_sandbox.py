@@ -22,7 +22,15 @@ from typing import Any
 import pytest
 
 from strands_sglang.errors import ConfigurationError, SandboxUnavailableError
-from strands_sglang.tools import Isolation, Privileges, PythonSandbox, SandboxEndReason, SandboxLimits, process
+from strands_sglang.tools import (
+    Isolation,
+    Privileges,
+    PythonSandbox,
+    SandboxEndReason,
+    SandboxLimits,
+    bubblewrap_call,
+    process,
+)
 from strands_sglang.tools import sandbox as module
 from strands_sglang.tools.bubblewrap import find_bubblewrap, python_command
 from strands_sglang.tools.process import InitProcess
@@ -501,7 +509,7 @@ async def test_failure_of_the_machine_is_not_a_result(
     elif fault == "not executable":
         program.chmod(0o644)
     elif fault == "no descriptors":
-        monkeypatch.setattr(module, "input_descriptors", no_descriptors)
+        monkeypatch.setattr(bubblewrap_call, "input_descriptors", no_descriptors)
     elif fault == "no threads":
         monkeypatch.setattr(process.SandboxCall, "_sample", no_threads)
         code = "import time; time.sleep(15)"

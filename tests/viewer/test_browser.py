@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from strands_sglang.ledger.reader import Ledger
+from strands_sglang.ledger.trainer_values import write_trainer_values
 from strands_sglang.viewer import _leading_to, export_html
 from support.ledger.episodes import Recorder, written_run
 from support.viewer.browser import gated_worker, running_chromium, running_viewer, watched_page
@@ -154,6 +156,65 @@ def test_full_text_search_finds_what_only_a_tool_said(opened: Any) -> None:
     assert {id.partition("/")[0] for id in row_ids(page)} == {"errors-1"}
 
 
+def test_rows_are_in_the_order_of_tasks_and_rewards_are_coloured(opened: Any) -> None:
+    page = opened()
+    ids = row_ids(page)
+    assert ids == sorted(ids) and ids[:2] == ["algebra-600/0", "algebra-600/1"]
+    marks = dict(zip(page.locator(".col-reward .reward-mark").all_inner_texts(), backgrounds(page), strict=True))
+    assert len(set(marks.values())) == len(marks) >= 3, "each reward has its colour"
+
+
+def backgrounds(page: Any) -> list[str]:
+    found: list[str] = page.eval_on_selector_all(
+        ".col-reward .reward-mark", "marks => marks.map(mark => getComputedStyle(mark).backgroundColor)"
+    )
+    return found
+
+
+def test_parts_of_the_reward_are_columns(opened: Any) -> None:
+    page = opened()
+    assert page.locator(".table-head .col-part").all_inner_texts() == ["digits", "length"]
+    page.locator(".table-head button", has_text="digits").click()
+    digits = [float(text) for text in page.locator(".table-row .col-part:nth-child(3)").all_inner_texts()[:8]]
+    assert digits == sorted(digits, reverse=True) and digits[0] > digits[-1]
+    page.locator(".charts select").select_option("part:digits")
+    wait_until(page, "location.hash.includes('metric=part')")
+    page.reload()
+    page.wait_for_selector(READY)
+    assert page.locator(".charts select").input_value() == "part:digits"
+    page.locator(".histogram .bar").last.click()
+    wait_until(page, "document.querySelector('.chip').textContent.startsWith('digits: ')")
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (800, "light"), (1440, "dark")])
+def test_a_group_of_many_samples_has_its_comparison_in_view(
+    browser: Any, tmp_path: Path, width: int, scheme: str
+) -> None:
+    generator = EpisodeGenerator(tmp_path, samples=64, parts=("correct", "a part with a very long name"))
+    for number in range(64):
+        generator.write(number, tokens=60)
+    generator.close()
+    options: dict[str, Any] = {"width": width, "height": 900, "color_scheme": scheme}
+    with running_viewer(tmp_path) as address, watched_page(browser, address, **options) as watched:
+        page = watched.page
+        page.goto(f"{address}#g=task-00000")
+        page.wait_for_selector(".compare h2")
+        wait_until(page, "document.querySelectorAll('.sample').length === 64")
+        page.wait_for_selector(".side .t")
+        assert page.locator(".side .t").first.bounding_box()["y"] < 800, "without scrolling"
+        page.locator(".sample").nth(60).locator("button", has_text="R").click()
+        wait_until(page, "location.hash.includes('r=task-00000%2F60')")
+        assert_fits(page, width)
+
+
+@pytest.mark.parametrize(("id", "name"), [("algebra-601/0", "system"), ("hostile-1/0", "tools")])
+def test_the_first_row_is_called_by_what_it_is(opened: Any, id: str, name: str) -> None:
+    """The second agent has no system prompt."""
+    page = opened(f"#e={id.replace('/', '%2F')}")
+    open_episode(page, id)
+    assert page.locator(".pair .who").first.inner_text().startswith(name)
+
+
 def test_sorting(opened: Any) -> None:
     page = opened()
     page.locator(".table-head button", has_text="tokens").click()
@@ -164,7 +225,7 @@ def test_sorting(opened: Any) -> None:
 
 
 def test_open_an_episode_and_hover_a_token(opened: Any) -> None:
-    page = opened("#sort=id")  # by default in the order they ended: the row could be one that is not drawn
+    page = opened()
     page.locator(f"{ROW}[data-id='algebra-601/0']").click()
     open_episode(page, "algebra-601/0")
     page.wait_for_selector(".episode-head .verdict-proved")
@@ -207,6 +268,63 @@ def test_colours(opened: Any, key: str, mode: str, classes: str) -> None:
     assert f"c={mode}" in page.evaluate("location.hash")
 
 
+@pytest.fixture(scope="module")
+def overlaid_run(recorded_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recorded run, and what a trainer made of one of its episodes."""
+    directory = tmp_path_factory.mktemp("overlaid") / "run"
+    shutil.copytree(recorded_run, directory)
+    for turn in Ledger(directory).episode("algebra-601/0").tree():
+        count = len(turn.sampled)
+        write_trainer_values(
+            directory, "algebra-601/0", turn.id, advantage=1.5 - turn.id, loss_mask=1, own=0.25 * turn.id,
+            entropy=[0.3 * (at % 8) for at in range(count)], clip=[float(at == 2) for at in range(count)],
+            logprob=[value + 0.001 for value in turn.logprobs], ratio=[1.0 + 0.3 * (at == 2) for at in range(count)],
+        )  # fmt: skip
+    return directory
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (800, "light"), (1440, "light"), (1440, "dark")])
+def test_what_a_trainer_made_of_it_lies_over_the_tokens(
+    browser: Any, overlaid_run: Path, width: int, scheme: str
+) -> None:
+    options: dict[str, Any] = {"width": width, "height": 900, "color_scheme": scheme}
+    with running_viewer(overlaid_run, TOKENIZER) as address, watched_page(browser, address, **options) as watched:
+        page = watched.page
+        page.goto(f"{address}#e=algebra-601%2F0&c=trainer.entropy")
+        open_episode(page, "algebra-601/0")
+        page.wait_for_selector(".trainer-choice")
+        choice = page.locator(".trainer-choice")
+        names = [text.replace(" ", "_") for text in choice.locator("option").all_inner_texts()[1:]]
+        assert names == ["advantage", "logprob", "ratio", "entropy", "clip", "loss_mask", "own"]
+        assert choice.input_value() == "trainer.entropy", "the address names the colour"
+        shades = page.eval_on_selector_all(
+            ".kind-sampled .t", "nodes => nodes.slice(0, 8).map(node => /p\\d/.exec(node.className)[0])"
+        )
+        assert shades == ["p0", "p1", "p2", "p3", "p4", "p6", "p7", "p8"]
+        choice.select_option("trainer.advantage")
+        page.wait_for_selector(".kind-sampled .t.v7")
+        page.evaluate("scrollTo(0, document.body.scrollHeight)")  # only tokens near the window are elements
+        page.wait_for_selector(".kind-sampled .t.v3")
+        page.evaluate("scrollTo(0, 0)")
+        hover(
+            page,
+            page.locator(".kind-sampled .t").nth(2),
+            "document.querySelector('#card').innerText.includes('clip 1')",
+        )
+        card = page.locator("#card").inner_text()
+        assert "advantage 1.5" in card and "ratio 1.3" in card and "logprob 0.001" in card
+        for name in names:
+            choice.select_option(f"trainer.{name}")
+            wait_until(page, f"location.hash.endsWith('c=trainer.{name}')")
+            assert page.locator(".legend span").count() >= 2
+        assert_fits(page, width)
+        choice.select_option("")
+        page.wait_for_selector(".modes .on[data-mode='origin']")
+        page.locator(".episode-head").click()
+        page.keyboard.press("7")
+        page.wait_for_selector(".kind-sampled .t.v7")
+
+
 def drifting_episode(directory: Path) -> str:
     from strands_sglang.viewer.drift import reencoded
     from strands_sglang.viewer.token_text import TokenTexts
@@ -221,6 +339,7 @@ def test_drift_is_shown_in_place(opened: Any, recorded_run: Path) -> None:
     id = drifting_episode(recorded_run)
     page = opened(f"#e={id.replace('/', '%2F')}&c=drift")
     open_episode(page, id)
+    wait_until(page, r"/would drift \d+ of/.test(document.querySelector('.facts').innerText)")
     page.keyboard.press("d")
     page.wait_for_selector(".t.chosen.d1")
     assert page.locator(".became").count() > 0
@@ -338,7 +457,7 @@ def test_an_episode_is_shown_while_the_tokenizer_is_loading(browser: Any, record
             text = page.locator(".pairs").inner_text()
             assert "Compute 601 * 17" in text and "I multiply 601" in text, "messages are there"
             id = re.findall(r"id (\d+)", page.locator("#card").inner_text())[0]
-            assert f"[{id}]" in text, "and ids of tokens"
+            assert f"[{id}]" not in text and page.locator(".pairs .t").count() > 10, "and a box for each token"
             page.wait_for_selector(".episode-head .verdict-proved")
             page.evaluate("location.hash = '#g=algebra-601'")
             page.wait_for_selector(".compare .loading-tokenizer")
@@ -430,14 +549,31 @@ def test_export_works_from_a_file(browser: Any, recorded_run: Path, tmp_path: Pa
     assert watched.requests == [address]
 
 
+_OVERFLOWING = """() => [...document.querySelectorAll("body *")].filter((node) => {
+  const { display, overflowX } = getComputedStyle(node);
+  if (node.offsetParent === null || node.closest("svg") || display.startsWith("inline")) return false;
+  const text = overflowX === "hidden" || overflowX === "clip"; // cut on purpose, with an ellipsis
+  return !text && node.clientWidth > 0 && node.scrollWidth > node.clientWidth + 1;
+}).map((node) => `${node.tagName}.${node.className}: ${node.scrollWidth} in ${node.clientWidth}`)"""
+
+
+def assert_fits(page: Any, width: int) -> None:
+    """Check that the page is as wide as its window, and that nothing is wider than the box it is in."""
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate(_OVERFLOWING) == []
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("width", [390, 800, 1440])
 @pytest.mark.parametrize("place", ["", "#e=errors-1%2F0&c=logprob", "#g=algebra-601"])
 def test_nothing_overflows(opened: Any, width: int, scheme: str, place: str) -> None:
     page = opened(place, width=width, height=844, color_scheme=scheme)
-    page.wait_for_selector(".pair" if place.startswith("#e") else ".table-row, .sample", state="attached")
+    page.wait_for_selector(".pair .t" if place.startswith("#e") else ".table-row, .sample", state="attached")
+    page.wait_for_selector(".loading-tokenizer", state="detached")
+    if place.startswith("#g"):
+        page.wait_for_selector(".compare h2")
     page.wait_for_timeout(200)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert_fits(page, width)
     lines = page.evaluate("new Set([...document.querySelectorAll('.modes button')].map(one => one.offsetTop)).size")
     assert lines == (1 if place.startswith("#e") else 0), "the choice of colours is one line"
     colours = page.evaluate("[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]")

@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -18,11 +19,18 @@ from support.families import tokenizer
 from support.viewer.generated_run import write_generated_run
 from support.viewer.recorded_run import FAMILY
 
+OF_FOLDERS = {
+    "training_page.js",
+    "training_view.js",
+    "compare_view.js",
+    "curves.js",
+}
+"""Pages of a folder of runs, which is not exported."""
 STATIC = Path(__file__).parents[2] / "src" / "strands_sglang" / "viewer" / "static"
 
 
 def test_every_script_is_bundled_after_what_it_imports() -> None:
-    assert {path.name for path in STATIC.glob("*.js")} == set(MODULES)
+    assert {path.name for path in STATIC.glob("*.js")} == set(MODULES) | OF_FOLDERS
     for number, name in enumerate(MODULES):
         content = (STATIC / name).read_text()
         imports = re.findall(r'from "\./([\w.]+)";', content)
@@ -86,3 +94,20 @@ def test_what_cannot_be_exported_is_an_error(recorded_run: Path, tmp_path: Path)
     with pytest.raises(ConfigurationError, match="at most 200 episodes"):
         export_html(tmp_path / "large", tmp_path / "x.html")
     assert not (tmp_path / "x.html").exists()
+
+
+def test_a_whole_run_is_read_in_one_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once for each episode, which took most of a minute for two hundred of them."""
+    from strands_sglang.ledger.shard import ShardReader
+    from strands_sglang.viewer import index
+
+    directory = write_generated_run(tmp_path / "run", 40, tokens=60)
+    read: list[Path] = []
+
+    def counting(path: Path, *, start: int = 0) -> Any:
+        read.append(path)
+        return ShardReader(path, start=start)
+
+    monkeypatch.setattr(index, "ShardReader", counting)
+    assert export_html(directory, tmp_path / "all.html", tokenizer=tokenizer(FAMILY)) == 40
+    assert len(read) <= 4

@@ -1,8 +1,9 @@
 """Adaptations that depend on internals of the Strands SDK.
 
 `agents` finds the calling agent and enables structured output, `fast_agents` runs agents without recursion and repeated
-work, `logs` drops records of intended ends, `middleware` allows a tool to be left running. `report_unrecognised`
-reports, once per process, an adaptation that does not recognise the SDK.
+work, `logs` drops records of intended ends, `middleware` allows a tool to be left running, `tool_servers` knows why an
+MCP server gave no answer. `report_unrecognised` reports, once per process, an adaptation that does not recognise the
+SDK.
 
 Invariants: importing this package, making a model and running a plain agent change nothing in the SDK; only the block
 `fast_agents` does, and restores it. No other module of this package reads or replaces anything that the SDK does not

@@ -65,9 +65,9 @@ def cycle_of(invocation_state: Mapping[str, Any] | None) -> str | None:
     return None if cycle is None else str(cycle)
 
 
-def name_nodes(graph: Any) -> None:
-    """Remember the node names of the agents in a graph or a swarm, and in graphs nested in it."""
-    nodes = getattr(graph, "nodes", None)
+def name_nodes(graph: Any) -> list[Any]:
+    """Remember the node names of the agents in a graph or a swarm, and in graphs nested in it; return these agents."""
+    nodes, found = getattr(graph, "nodes", None), []
     for name, node in nodes.items() if isinstance(nodes, Mapping) else ():
         executor = getattr(node, "executor", None)
         if executor is None or not isinstance(name, str):
@@ -77,7 +77,8 @@ def name_nodes(graph: Any) -> None:
         except TypeError:  # not hashable, or without weak references
             continue
         remember(executor)
-        name_nodes(executor)
+        found += [executor, *name_nodes(executor)]
+    return found
 
 
 def name_of(agent: Any) -> str | None:

@@ -13,6 +13,7 @@ message is modified.
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -28,6 +29,9 @@ from strands_sglang.chat.messages import TemplateMessage, template_messages, tem
 Message: TypeAlias = Mapping[str, Any]
 
 _MAX_PREAMBLES: Final = 1024
+_MAX_CHARACTERS: Final = 1 << 25
+"""Of the preambles in a table together: agents over HTTP may send megabytes, and others with each call."""
+_MAX_KEY: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +41,12 @@ class Preamble:
     system: str | None = field(compare=False)
     tools: tuple[Any, ...] = field(compare=False)
     key: str
+    """Its content, or a digest of that if it is long."""
     template_tools: list[dict[str, Any]] | None = field(default=None, compare=False)
     """One object for equal tools; must not be modified."""
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False)
+    size: int = field(default=0, compare=False)
+    """Its characters, as JSON."""
     time: datetime | None = field(default=None, compare=False)
     """The local time that a template writes: one for all renderings of an episode. None: that of no episode."""
 
@@ -137,16 +144,24 @@ _with_tools: dict[str, Preamble] = {}
 def preamble_of(system: str | None, tool_specs: Sequence[Mapping[str, Any]] | None) -> Preamble:
     """Return the preamble of a conversation: one object for equal system prompts and tools."""
     tools_key = _key(tool_specs or ())
-    key = f"[{_key(system)},{tools_key}]"
+    content = f"[{_key(system)},{tools_key}]"
+    key = _short(content)
     known = _preambles.get(key)
     if known is None:
+        tools_key, size = _short(tools_key), len(content)
         other = _with_tools.get(tools_key)
         if other is None:
             specs = copy.deepcopy(tuple(tool_specs or ()))
-            other = Preamble(system, specs, key, template_tools(specs), tool_schemas(specs))
+            other = Preamble(system, specs, key, template_tools(specs), tool_schemas(specs), size)
             other = _keep(_with_tools, tools_key, other)
-        known = _keep(_preambles, key, replace(other, system=system, key=key))
+        known = _keep(_preambles, key, replace(other, system=system, key=key, size=size))
     return known
+
+
+def _short(key: str) -> str:
+    if len(key) <= _MAX_KEY:
+        return key
+    return hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=32).hexdigest()
 
 
 def _key(value: Any) -> str:
@@ -159,7 +174,8 @@ def _key(value: Any) -> str:
 
 def _keep(table: dict[str, Preamble], key: str, value: Preamble) -> Preamble:
     """Return the value that the table has: another thread may be first."""
-    while len(table) >= _MAX_PREAMBLES:
+    room = _MAX_CHARACTERS - value.size
+    while len(table) >= _MAX_PREAMBLES or (table and sum(one.size for one in list(table.values())) > room):
         with suppress(RuntimeError, StopIteration):  # another thread changed the table meanwhile
             table.pop(next(iter(table)), None)
     return table.setdefault(key, value)

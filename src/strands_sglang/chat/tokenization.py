@@ -20,6 +20,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Any, Final
 
 from strands_sglang.chat.control_tokens import ControlTokens, Escapes, is_blank
@@ -191,6 +192,10 @@ def _load(path: str) -> Any:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds: no such folder, no network, a broken file
         reason = str(error).strip().partition("\n")[0]
+        if path.startswith((".", "/", "~")) and not Path(path).exists():
+            raise ConfigurationError(
+                f"tokenizer must be a name, or the folder of a model or tokenizer, got {path!r}, which does not exist"
+            ) from error
         if "trust_remote_code" in str(error):
             reason += (
                 " It is not executed. If you trust it, load the tokenizer with AutoTokenizer.from_pretrained(..., "

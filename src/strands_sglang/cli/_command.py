@@ -12,6 +12,7 @@ import importlib
 import inspect
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
@@ -117,12 +118,13 @@ class LazyGroup(click.Group):
 
 def json_object(value: Any) -> dict[str, Any]:
     """Option type: a JSON object."""
+    example = """write '{"name": 1}', with single quotes around it and double quotes within"""
     try:
         decoded = json.loads(value) if isinstance(value, str) else value
     except ValueError as error:
-        raise click.BadParameter(f"not JSON: {error}") from error
+        raise click.BadParameter(f"not JSON: {error}; {example}") from error
     if not isinstance(decoded, dict):
-        raise click.BadParameter(f"not a JSON object: {value}")
+        raise click.BadParameter(f"not a JSON object: {value}; {example}")
     return decoded
 
 
@@ -142,6 +144,9 @@ RUN_DIRECTORY = click.Path()  # the command says what is missing
 
 
 POSITIVE, NOT_NEGATIVE = click.IntRange(min=1), click.IntRange(min=0)
+POSITIVE.name = NOT_NEGATIVE.name = "integer"  # as in "'x' is not a valid integer"
+NOT_BELOW_0 = click.FloatRange(min=0)
+NOT_BELOW_0.name = "number"
 """Types of numbers."""
 
 
@@ -205,8 +210,12 @@ def function_option(name: str, help: str, *, required: bool = False, multiple: b
 def import_function(path: str, option: str, example: str) -> Callable[..., Any]:
     """Import the function `module:name`, also from the working directory; errors name the option and an example."""
     module, _, name = path.partition(":")
-    if not name or not module or module.startswith("."):
-        raise ConfigurationError(f"{option} must be MODULE:FUNCTION, such as {example}, got {path!r}")
+    if module.endswith(".py") or not name or not module or module.startswith("."):
+        # folder/my_agent.py:build, my_agent.py, my_agent.build
+        file = re.fullmatch(r"(?:\./)?([\w/]+)\.py(?::(\w+))?", path)
+        parts = (file[1].replace("/", "."), file[2] or example.partition(":")[2]) if file else path.rpartition(".")[::2]
+        close = f"; did you mean '{':'.join(parts)}'?" if all(parts) and "/" not in "".join(parts) else ""
+        raise ConfigurationError(f"{option} must be MODULE:FUNCTION, such as {example}, got {path!r}{close}")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:

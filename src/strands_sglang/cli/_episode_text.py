@@ -34,7 +34,7 @@ WHY = {
     "context_length": ("the conversation no longer fits into the context", ("max_context_tokens",)),
     "failed_call": ("a tool call was malformed, and on_failed_call is 'end'", ()),
     "timeout": ("it reached its limit of seconds", ("episode_timeout",)),
-    "not_needed": ("the run had enough episodes and stopped it", ()),
+    "not_needed": ("the run stopped it: it had enough episodes, or the group became too old", ()),
     "paused": ("it was paused and can be resumed", ()),
     "engine_error": ("the engine failed; the same rollout continues it", ()),
     "tool_unavailable": ("a tool was unavailable; the same rollout continues it", ()),
@@ -215,6 +215,10 @@ class EpisodePrinter:
             turns = step["turns"] if isinstance(step["turns"], list) else []
             counts = [one[1] for one in turns if isinstance(one, list) and len(one) == 2 and type(one[1]) is int]
             return [self._said(f"teacher  {step['model']} scored {counted(sum(counts), 'sampled token')}", "dim")]
+        if kind == "staleness":
+            oldest, kept = "unknown" if step["age"] is None else step["age"], step["decision"] == "kept"
+            about = f"{step['decision']}: the oldest token of the group has age {oldest}, at most {step['limit']}"
+            return [self._said(f"staleness {about}; weights {step['current']}", "dim" if kept else "yellow")]
         if kind == "resume":
             return [self._said(f"resumed by worker {step['worker']}", "magenta")]
         if kind == "rollback":

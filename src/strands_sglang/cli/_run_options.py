@@ -19,6 +19,7 @@ import click
 
 from strands_sglang._checks import did_you_mean
 from strands_sglang.cli._command import (
+    NOT_BELOW_0,
     NOT_NEGATIVE,
     POSITIVE,
     function_option,
@@ -31,6 +32,7 @@ from strands_sglang.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from strands_sglang.engine import SGLangClient
+    from strands_sglang.runs import MaxStaleness
 
 API_KEY = "STRANDS_SGLANG_API_KEY"  # environment variable: an option would be visible to other users
 
@@ -49,7 +51,15 @@ LIMITS = {
 
 TRACKERS = ("wandb", "mlflow", "tensorboard")  # the built-in trackers. Listed here because their module imports much
 
-_PLAIN = ("samples_per_task", "concurrency", "workers", "stop_after_groups", "min_samples_per_task", "directory")
+_PLAIN = (
+    "samples_per_task",
+    "concurrency",
+    "workers",
+    "stop_after_groups",
+    "min_samples_per_task",
+    "directory",
+    "seed",
+)
 
 
 def task_params(*, required: bool) -> list[click.Parameter]:
@@ -66,6 +76,7 @@ def task_params(*, required: bool) -> list[click.Parameter]:
         option("-n --samples-per-task", "episodes of each task (default: 1)", POSITIVE),
         option("--concurrency", "episodes that run at once (default: 256)", POSITIVE),
         option("--workers", "Ray processes (default: 0, run in this process)", NOT_NEGATIVE),
+        option("--seed", "seed of the run, for a server with deterministic inference", int),
     )
     file = section(
         "Tasks",
@@ -85,7 +96,7 @@ def model_params() -> list[click.Parameter]:
     ]
     sampling = section(
         "Sampling",
-        option("--temperature", "sampling temperature", float, metavar="X"),
+        option("--temperature", "sampling temperature", NOT_BELOW_0, metavar="X"),
         option("--sampling-params", "further sampling parameters of SGLang", json_object, metavar="JSON"),
         option("--model-options", "further arguments of SGLangModel", json_object, metavar="JSON"),
     )
@@ -184,6 +195,9 @@ def group_params() -> list[click.Parameter]:
         function_option("--filter", "function that says whether a group is kept; can be repeated", multiple=True),
         option("--stop-after-groups", "stop when N groups are kept", POSITIVE),
         option("--min-samples-per-task", "episodes that complete a task; its others are stopped", POSITIVE),
+        option("--max-staleness", "weight updates after which a token is too old to be trained", NOT_NEGATIVE),
+        option("--stale-action", "what happens to older groups (default: drop)", ["drop", "retry", "mask"]),
+        function_option("--version-order", "function that returns the position of a weight version"),
     )
 
 
@@ -219,11 +233,25 @@ def rollout_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
         arguments["models"] = other_models(given["models"])
     if given.get("filter"):
         arguments["filters"] = [import_function(one, "--filter", "my_agent:keep") for one in given["filter"]]
+    if (rule := _max_staleness(given)) is not None:
+        arguments["max_staleness"] = rule
     if (tracker := given["tracker"]) is not None:
         arguments["tracker"] = (
             import_function(tracker, "--tracker", "my_agent:tracker")() if ":" in tracker else tracker
         )
     return arguments
+
+
+def _max_staleness(given: Mapping[str, Any]) -> MaxStaleness | None:
+    from strands_sglang.runs import MaxStaleness
+
+    names = {"max_staleness": "limit", "stale_action": "action", "version_order": "order"}
+    fields = {field: given[name] for name, field in names.items() if given.get(name) is not None}
+    if fields and "limit" not in fields:
+        raise ConfigurationError("--stale-action and --version-order must be given with --max-staleness")
+    if "order" in fields:
+        fields["order"] = import_function(fields["order"], "--version-order", "my_agent:version_order")
+    return MaxStaleness(**fields) if fields else None
 
 
 def other_models(function: str) -> Any:

@@ -122,7 +122,7 @@ def _run(arguments: list[str], meta: dict[str, Any]) -> int:
     except click.exceptions.Exit as exit:
         raise SystemExit(exit.exit_code) from None
     except click.ClickException as error:
-        message = error.format_message()
+        message = error.format_message().partition(" Choose from:")[0].rstrip(".")  # the metavar lists the choices
         _tell_error(message[:1].lower() + message[1:], getattr(error, "ctx", None))
         raise SystemExit(USAGE) from None
 

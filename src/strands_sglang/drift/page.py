@@ -6,6 +6,7 @@ requests, so that an error here could not be exploited either.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -20,7 +21,7 @@ _STYLE = """
 @media (prefers-color-scheme: dark) { :root { --ink: #e6e8eb; --faint: #949ba6; --paper: #16191d; --rule: #2c3138;
   --old: #4a2328; --new: #1f3d29; } }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 0 auto;
-  max-width: 900px; padding: 24px 16px 64px; }
+  max-width: 1100px; padding: 24px 16px 64px; }
 h1 { font-size: 22px; margin: 0 0 4px; overflow-wrap: anywhere } h2 { font-size: 17px; margin: 36px 0 8px }
 p.note { color: var(--faint); margin: 0 0 16px }
 .figures { display: flex; flex-wrap: wrap; gap: 12px } .figure { border: 1px solid var(--rule); border-radius: 8px;
@@ -30,7 +31,7 @@ svg .ink { fill: var(--ink) } svg .faint { fill: var(--faint) } svg .paper { fil
 svg .rule { stroke: var(--faint) }
 .scroll { overflow-x: auto } table { border-collapse: collapse; width: 100%; font-size: 14px }
 th, td { text-align: right; padding: 4px 10px; border-bottom: 1px solid var(--rule); white-space: nowrap }
-th:first-child, td:first-child { text-align: left }
+th:first-child, td:first-child { text-align: left } th { white-space: normal; vertical-align: bottom }
 .example { border: 1px solid var(--rule); border-radius: 8px; padding: 10px 12px; margin: 10px 0 }
 .example small { color: var(--faint) } code { font: 13px/1.7 ui-monospace, monospace; overflow-wrap: anywhere }
 .token { border-radius: 4px; padding: 1px 3px; margin: 0 1px; border: 1px solid var(--rule); white-space: pre-wrap }
@@ -140,6 +141,7 @@ def _tokens(tokens: tuple[tuple[int, str], ...]) -> str:
 
 PALETTE = ("#3b6fb6", "#d9822b", "#4f9d69", "#b5485d", "#7a5fa8", "#8a6d3b", "#3f9aa8", "#c06c9b", "#8c8c8c")
 """Colours of series, in order; distinguishable in print and for colour-blind readers as far as nine colours can be."""
+_STEPS = 4  # of an axis
 _WIDTH = 860  # of a chart, in pixels
 _FONT = "font-family:system-ui,sans-serif"
 _INK, _FAINT, _PAPER, _RULE = ("ink", "#222222"), ("faint", "#777777"), ("paper", "#ffffff"), ("rule", "#888888")
@@ -175,7 +177,7 @@ def bars(
     """
     note_width, bar, top = 96, 16, 54 + 18 * ((len(series) + 3) // 4 if series else 0)
     plot = _WIDTH - label_width - note_width
-    longest = scale or max([sum(row.parts) for row in rows] + [0.01])
+    longest = scale or _round_up(max([sum(row.parts) for row in rows] + [0.01]))
     height = top + len(rows) * (bar + 6) + 30
     out = [_open(title, height), _text(8, 22, title, 15, weight=600)]
     for number, name in enumerate(series):
@@ -185,10 +187,10 @@ def bars(
         )
         out.append(_text(left + 15, y, name, 12))
     bottom = top + len(rows) * (bar + 6)
-    for step in range(5):
-        x = label_width + plot * step / 4
+    for step in range(_STEPS + 1):
+        x = label_width + plot * step / _STEPS
         out.append(_rule(x, top - 6, x, bottom))
-        out.append(_text(x, bottom + 16, f"{100 * longest * step / 4:.3g} %", 11, anchor="middle", fill=_FAINT))
+        out.append(_text(x, bottom + 16, f"{100 * longest * step / _STEPS:.3g} %", 11, anchor="middle", fill=_FAINT))
     for number, row in enumerate(rows):
         y, x = top + number * (bar + 6), float(label_width)
         out.append(_text(label_width - 8, y + 12, row.label, 12, anchor="end"))
@@ -216,13 +218,13 @@ class Line:
 def lines(title: str, data: Sequence[Line], axis: str) -> str:
     """Return a line chart."""
     width, height, left, right, top, bottom = _WIDTH, 260, 56, 16, 58, 40
-    most = max([point for line in data for point in line.points if point is not None] + [0.01])
+    most = _round_up(max([point for line in data for point in line.points if point is not None] + [0.01]))
     count = max([len(line.points) for line in data] + [2])
     out = [_open(title, height), _text(8, 22, title, 15, weight=600)]
-    for step in range(5):
-        y = top + (height - top - bottom) * (1 - step / 4)
+    for step in range(_STEPS + 1):
+        y = top + (height - top - bottom) * (1 - step / _STEPS)
         out.append(_rule(left, y, width - right, y))
-        out.append(_text(left - 6, y + 4, f"{100 * most * step / 4:.3g} %", 11, anchor="end", fill=_FAINT))
+        out.append(_text(left - 6, y + 4, f"{100 * most * step / _STEPS:.3g} %", 11, anchor="end", fill=_FAINT))
     for number, line in enumerate(data):
         color = PALETTE[number % len(PALETTE)]
         places = [
@@ -244,6 +246,13 @@ def lines(title: str, data: Sequence[Line], axis: str) -> str:
         out.append(_text(x, height - bottom + 16, str(at + 1), 11, anchor="middle", fill=_FAINT))
     out.append(_text(width / 2, height - 6, axis, 12, anchor="middle", fill=_FAINT))
     return "\n".join([*out, "</svg>"])
+
+
+def _round_up(most: float) -> float:
+    """Return the end of an axis with four steps, each 1, 2, 2.5 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(most / _STEPS))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power * _STEPS >= most * (1 - 1e-9))
+    return step * _STEPS
 
 
 def _open(title: str, height: int) -> str:

@@ -24,6 +24,7 @@ import orjson
 from yarl import URL
 
 from strands_sglang.engine import response
+from strands_sglang.engine.adapters import spans_with
 from strands_sglang.engine.cancellation import CancelScope
 from strands_sglang.engine.connections import (
     MAX_BODY_BYTES,
@@ -71,7 +72,7 @@ class WorkerPin:
         )
 
     async def url(self, pool: LoopPool, key: str, *, again: bool) -> URL:
-        """Return the address to send a call to; `again` requests the workers anew, because one may be gone."""
+        """Return the address to send a call to; `again`: list the workers once more, one may be gone."""
         if self._drops is None:
             self._drops = await self._probe_once(pool)
         if not self._drops:
@@ -128,7 +129,7 @@ class Call:
     """A call in progress.
 
     Without a `routing_key` the call's own id is used, so that the router spreads calls. `timeout` is in seconds for
-    one attempt. `pin` chooses the address of each attempt; None: always `url`.
+    one attempt. `pin` chooses the address of each attempt; None: always `url`. The addresses are added to `used`.
     """
 
     def __init__(
@@ -141,9 +142,11 @@ class Call:
         timeout: float | None,
         on_abort: AbortPolicy,
         pin: WorkerPin | None = None,
+        used: set[URL] | None = None,
     ) -> None:
         self._pool = pool
         self._pin = pin
+        self._used = used
         self._url = url
         self._request = request
         self._on_abort = on_abort
@@ -222,6 +225,8 @@ class Call:
     async def _choose_worker(self) -> None:
         if self._pin is not None:
             self._url = await self._pin.url(self._pool, self._headers[ROUTING_HEADER], again=self._requests > 0)
+        if self._used is not None:
+            self._used.add(self._url.parent)
 
     async def _attempt(self) -> Generation:
         pool = self._pool
@@ -308,6 +313,8 @@ class Call:
         except EngineError as error:
             redactor.error(error)
             raise
+        if request.adapter is not None:
+            part = replace(part, adapter=request.adapter, versions=spans_with(part.versions, request.adapter))
         detail = part.finish_detail
         if isinstance(detail, str) and part.finish_reason is not FinishReason.STOP:  # then it is the engine's own words
             return replace(part, finish_detail=redactor.text(detail))

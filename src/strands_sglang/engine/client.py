@@ -18,6 +18,7 @@ from yarl import URL
 
 from strands_sglang._checks import check_int, check_number
 from strands_sglang._slime_args import settings_from_slime_args
+from strands_sglang.engine.adapters import adapter_names
 from strands_sglang.engine.call import Call, WorkerPin, check_header
 from strands_sglang.engine.cancellation import CancelScope
 from strands_sglang.engine.connections import LoopPool, Pools, attempt_timeout
@@ -58,7 +59,7 @@ class SGLangClient:
         ```
     """
 
-    capabilities = frozenset(Capability)
+    capabilities = frozenset(Capability) - {Capability.SESSIONS}
 
     def __init__(
         self,
@@ -76,6 +77,7 @@ class SGLangClient:
         first_contact: float | None = 4.0,
         sampling_names: Collection[str] = (),
         worker_hosts: Collection[str] | None = None,
+        session_cache: bool = False,
     ) -> None:
         """Create the client; nothing is sent yet.
 
@@ -97,6 +99,8 @@ class SGLangClient:
             worker_hosts: Hosts (or patterns like "10.0.0.*") of the router's workers, besides the host of `base_url`.
                 Workers there receive the API key and headers, and nothing is sent to others. None: workers on other
                 hosts receive requests without the API key and headers.
+            session_cache: Whether every episode is a session of the engine's prefix cache, which then drops the prompts
+                of finished episodes before those of running ones. The server needs `--enable-session-radix-cache`.
         """
         self._settings = {key: value for key, value in locals().items() if key != "self"}
         check_int("max_connections", max_connections, optional=False)
@@ -113,6 +117,11 @@ class SGLangClient:
         backoff = Backoff(retry_delay, max(retry_delay, max_retry_delay))
         retries, patience = (MAX_RETRIES, PATIENCE) if max_retries is None else (max_retries, None)
         self._policy = RetryPolicy(retries, backoff, first_contact, patience)
+        if session_cache:
+            self.capabilities = frozenset(Capability)
+        self._sessions: dict[str, set[URL]] = {}
+        """The open sessions, each with the addresses that its requests were sent to."""
+        self._adapters = adapter_names(self._url)
         self._server_history = server_history(self._url)
         self._deadline = deadline
         self._headers = dict(headers or {})
@@ -174,6 +183,8 @@ class SGLangClient:
         extra: Mapping[str, Any] | None = None,
         images: Sequence[PromptImage] = (),
         kept_sets: bool = False,
+        adapter: str | None = None,
+        session: str | None = None,
         **fields: Any,
     ) -> Generation:
         """Sample a continuation of `input_ids`; `TokenEngine.generate` explains the arguments.
@@ -181,7 +192,8 @@ class SGLangClient:
         `fields` are fields of SGLang's own request, as the published package accepts them: `return_routed_experts=True`
         requests the experts of every token, `return_logprob` has no effect, `stream` must not be set, and all others
         are treated like `extra`. `kept_sets` requests the tokens that were left to choose from
-        (`Generation.kept`); `top_k` must then be 1 to 4096.
+        (`Generation.kept`); `top_k` must then be 1 to 4096. `adapter` is the name of a LoRA adapter that is loaded on
+        every worker (`EngineControl.load_adapter`). `session` is a session of the prefix cache (`close_session`).
 
         Raises:
             ConfigurationError: A sampling parameter is unknown, or another argument is invalid.
@@ -196,6 +208,7 @@ class SGLangClient:
         self.check_sampling(sampling_params)
         if fields:
             routed_experts_start, extra = request_fields(fields, routed_experts_start, extra)
+        extra = await self._with_adapter(extra, adapter)
         request = GenerateRequest(
             input_ids,
             sampling_params,
@@ -203,6 +216,7 @@ class SGLangClient:
             extra=extra,
             images=images,
             kept_sets=kept_sets,
+            session=session,
         )
         call = self._call(Call, pool, request, routing_key, on_abort)
         seconds = self._deadline if deadline is None else deadline
@@ -224,6 +238,8 @@ class SGLangClient:
         extra: Mapping[str, Any] | None = None,
         images: Sequence[PromptImage] = (),
         kept_sets: bool = False,
+        adapter: str | None = None,
+        session: str | None = None,
     ) -> AsyncGenerator[GenerationChunk, None]:
         """Sample a continuation and yield tokens as they are sampled; the last chunk carries the whole `Generation`.
 
@@ -237,8 +253,9 @@ class SGLangClient:
         loop = asyncio.get_running_loop()
         pool = self._pools.get(loop) or await self._pools.open()
         self.check_sampling(sampling_params)
+        extra = await self._with_adapter(extra, adapter)
         request = GenerateRequest(
-            input_ids, sampling_params, stream=True, extra=extra, images=images, kept_sets=kept_sets
+            input_ids, sampling_params, stream=True, extra=extra, images=images, kept_sets=kept_sets, session=session
         )
         call = self._call(StreamingCall, pool, request, routing_key, on_abort)
         seconds = self._deadline if deadline is None else deadline
@@ -251,10 +268,45 @@ class SGLangClient:
             await chunks.aclose()
 
     async def score(
-        self, input_ids: TokenIds, start: int, *, images: Sequence[PromptImage] = (), top: int = 0
+        self,
+        input_ids: TokenIds,
+        start: int,
+        *,
+        images: Sequence[PromptImage] = (),
+        top: int = 0,
+        adapter: str | None = None,
     ) -> Prefill:
-        """Return the engine's logprobs of `input_ids[start:]`; `ScoringEngine.score` explains the arguments."""
-        return await prefill(self.control, input_ids, start, images=images, top=top)
+        """Return the engine's logprobs of `input_ids[start:]`; `ScoringEngine.score` explains the arguments.
+
+        `adapter` is the name of a loaded LoRA adapter; None: the base weights.
+        """
+        if adapter is not None:
+            await self._adapters.check(adapter, self.control.adapters)
+        return await prefill(self.control, input_ids, start, images=images, top=top, adapter=adapter)
+
+    async def close_session(self, session: str) -> None:
+        """End a session of the prefix cache on the servers it was used on. A later call would open it again.
+
+        Aborts that are under way are sent first. It is not retried: a session that stays open only keeps its prompts
+        in the cache for longer.
+        """
+        urls = self._sessions.pop(session, None)
+        pool = self._pools.get(asyncio.get_running_loop())
+        if urls and pool is not None:
+            await pool.aborts_sent()
+            await self.control.close_session(session, urls)
+
+    async def _with_adapter(self, extra: Mapping[str, Any] | None, adapter: str | None) -> Mapping[str, Any] | None:
+        """Return the further fields of a request, with its adapter, which may be among them; raise if it is gone."""
+        named = (extra or {}).get("lora_path") or None
+        if named is not None:
+            self._adapters.check_kept(named)  # a field of the server's own request: it says itself what it has
+        if adapter is None:
+            return extra
+        if named not in (None, adapter):
+            raise ConfigurationError(f"adapter and extra['lora_path'] must not differ, got {adapter!r} and {named!r}")
+        await self._adapters.check(adapter, self.control.adapters)
+        return {**(extra or {}), "lora_path": adapter}
 
     @property
     def first_contact(self) -> float | None:
@@ -315,7 +367,8 @@ class SGLangClient:
         self, kind: type[C], pool: LoopPool, request: GenerateRequest, routing_key: str | None, on_abort: AbortPolicy
     ) -> C:
         pin = self._pin if request.asks_for_more else None
-        return kind(pool, self._generate_url, request, routing_key, self._policy, self._timeout, on_abort, pin)
+        used = None if request.session is None else self._sessions.setdefault(request.session, set())
+        return kind(pool, self._generate_url, request, routing_key, self._policy, self._timeout, on_abort, pin, used)
 
     def _make_pool(self) -> LoopPool:
         pool = LoopPool(self._hosts, self._settings["max_connections"], self._limits, self._server_history)

@@ -157,6 +157,11 @@ class LoopPool:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    async def aborts_sent(self, seconds: float = _BEFORE_CLOSE_SECONDS) -> None:
+        """Wait until the background tasks that run now have ended, for at most some seconds."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=seconds)
+
     async def close(self) -> None:
         """Close the connections."""
         await self._keeper.aclose()

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 import orjson
 from yarl import URL
 
+from strands_sglang.engine.adapters import AdapterLists, adapter_names
 from strands_sglang.engine.connections import JSON_HEADERS, LoopPool, Pools, attempt_timeout, exchange, exchange_json
 from strands_sglang.engine.response import TransientFault
 from strands_sglang.engine.retry import Backoff, Retries, RetryPolicy
@@ -153,8 +154,10 @@ class Aborter:
 
 _REQUEST_SECONDS = 30.0
 _CONNECT_SECONDS = 10.0
+_SESSION_SECONDS = 2.0  # an episode waits for it
 _LIMITS = attempt_timeout(_REQUEST_SECONDS, _CONNECT_SECONDS)
 _FLUSH_POLL_SECONDS = 0.1
+_MODEL_INFO = ("model_info", "get_model_info")  # newer name first
 _BACKOFF = Backoff(base=0.5, cap=15.0)
 
 
@@ -231,13 +234,25 @@ class EngineControl:
     async def model_info(self) -> ModelInfo:
         """Return what the server (with a router, one of its workers) reports about its model."""
         pool = await self._pools.open()
-        info = await self._first(pool, ("model_info", "get_model_info"))
-        version = info.get("weight_version")
+        info = await self._first(pool, _MODEL_INFO)
         return ModelInfo(
             model_path=str(info.get("model_path", "")),
-            weight_version=None if version is None else str(version),
+            weight_version=_version_in(info),
             rest={key: value for key, value in info.items() if key not in ("model_path", "weight_version")},
         )
+
+    async def weight_versions(self) -> dict[str, str | None]:
+        """Return the weight version of each worker that answers; None if it does not report one."""
+        pool = await self._pools.open()
+
+        async def version_of(worker: Worker) -> tuple[str, str | None] | None:
+            try:
+                return worker.url, _version_in(await self._first(pool, _MODEL_INFO, [worker]))
+            except EngineError:
+                return None
+
+        answers = await asyncio.gather(*(version_of(worker) for worker in await self._directory.workers(pool)))
+        return dict(answer for answer in answers if answer is not None)
 
     async def server_info(self) -> Mapping[str, Any]:
         """Return the launch settings and state of the server (with a router, of one worker), as reported."""
@@ -349,6 +364,61 @@ class EngineControl:
         finally:
             await asyncio.shield(self.resume())
 
+    async def adapters(self) -> AdapterLists:
+        """Return the loaded LoRA adapters of each worker that answers."""
+        pool = await self._pools.open()
+
+        async def of(worker: Worker) -> tuple[str, dict[str, str]] | None:
+            try:
+                answer = await exchange_json(pool, "GET", URL(worker.url) / "v1" / "models", timeout=_LIMITS)
+                models = [model for model in answer["data"] if model.get("parent") is not None]
+                return worker.url, {str(model["id"]): str(model.get("root")) for model in models}
+            except (TransientFault, EngineError, KeyError, TypeError, AttributeError) as error:
+                logger.debug("worker=<%s>, error=<%s> | could not list its adapters", worker.url, error)
+                return None
+
+        lists = await asyncio.gather(*(of(worker) for worker in await self._directory.workers(pool) if worker.healthy))
+        return dict(one for one in lists if one is not None)
+
+    async def load_adapter(self, name: str, path: str) -> tuple[ControlResult, ...]:
+        """Load a LoRA adapter on every worker.
+
+        A worker that has it already, from this path, succeeds: a call that failed on some workers can be repeated.
+
+        Args:
+            name: Its name in requests, and in the versions on record: with the training step, and never used again.
+            path: Folder with the adapter in PEFT's format, which the workers can read.
+
+        Raises:
+            ConfigurationError: The name was used before.
+        """
+        names = adapter_names(self._base)
+        names.check_new(name, path)
+        results = await self._send("load_lora_adapter", {"lora_name": name, "lora_path": path}, timeout=None)
+        if all(result.ok for result in results):
+            return results
+        lists = await self.adapters()
+        return tuple(
+            result if lists.get(result.worker, {}).get(name) != path else replace(result, ok=True) for result in results
+        )
+
+    async def unload_adapter(self, name: str) -> tuple[ControlResult, ...]:
+        """Unload a LoRA adapter on every worker, once its running requests have ended; no more are sent for it."""
+        adapter_names(self._base).retire(name)
+        return await self._send("unload_lora_adapter", {"lora_name": name}, timeout=None)
+
+    async def close_session(self, session: str, servers: Iterable[URL]) -> None:
+        """Close a session of the prefix cache on some servers; one that does not answer soon is left out."""
+        pool = await self._pools.open()
+        body = {"session_id": session}
+        closing = (
+            self._send_to(pool, Worker(str(url).rstrip("/")), "close_session", body, _SESSION_SECONDS)
+            for url in servers
+        )
+        for result in await asyncio.gather(*closing):
+            if not result.ok:
+                logger.debug("session=<%s>, worker=<%s> | not closed: %s", session, result.worker, result.message)
+
     async def abort(self, rid: str) -> tuple[ControlResult, ...]:
         """Abort the requests on all workers whose id starts with `rid`; each returns its partial tokens."""
         return await self._send("abort_request", {"rid": rid})
@@ -388,10 +458,12 @@ class EngineControl:
         message = pool.redactor.text(answer.decode("utf-8", "replace").strip())
         return ControlResult(worker.url, ok=True, message=message)
 
-    async def _first(self, pool: LoopPool, paths: tuple[str, ...]) -> dict[str, Any]:
-        """Return the first JSON object that any worker returns at any of `paths` (newer name first)."""
+    async def _first(
+        self, pool: LoopPool, paths: tuple[str, ...], workers: Sequence[Worker] | None = None
+    ) -> dict[str, Any]:
+        """Return the first JSON object that one of the workers (None: any) returns at any of `paths`, newer first."""
         last: Exception | None = None
-        for worker in await self._directory.workers(pool):
+        for worker in workers or await self._directory.workers(pool):
             for path in paths:
                 try:
                     answer = await exchange_json(pool, "GET", URL(worker.url) / path, timeout=_LIMITS)
@@ -409,6 +481,11 @@ class EngineControl:
 
     async def _get(self, pool: LoopPool, url: URL, timeout: float) -> bytes:
         return await exchange(pool, "GET", url, None, timeout=attempt_timeout(timeout, _CONNECT_SECONDS))
+
+
+def _version_in(info: Mapping[str, Any]) -> str | None:
+    version = info.get("weight_version")
+    return None if version is None else str(version)
 
 
 def requests_in(loads: Any) -> int:

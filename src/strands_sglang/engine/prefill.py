@@ -44,7 +44,13 @@ _RANGE = re.compile(r"\[0, (\d+)\]")
 
 
 async def prefill(
-    control: EngineControl, ids: TokenIds, start: int, *, images: Sequence[PromptImage] = (), top: int = 0
+    control: EngineControl,
+    ids: TokenIds,
+    start: int,
+    *,
+    images: Sequence[PromptImage] = (),
+    top: int = 0,
+    adapter: str | None = None,
 ) -> Prefill:
     """Return the engine's logprobs of `ids[start:]`.
 
@@ -57,7 +63,7 @@ async def prefill(
     rows = max(_MOST_VALUES // top, 1) if top else len(whole)
     parts = []
     for first in range(start, len(whole), rows):
-        parts.append(await _request(control, whole[: first + rows], first, images, top))
+        parts.append(await _request(control, whole[: first + rows], first, images, top, adapter))
     if len(parts) == 1:
         return parts[0]
     return Prefill(
@@ -87,7 +93,7 @@ async def vocabulary_size(control: EngineControl) -> int | None:
 
 
 async def _request(
-    control: EngineControl, ids: list[int], start: int, images: Sequence[PromptImage], top: int
+    control: EngineControl, ids: list[int], start: int, images: Sequence[PromptImage], top: int, adapter: str | None
 ) -> Prefill:
     images = [image for image in images if image.start < len(ids)]
     body: dict[str, Any] = {
@@ -98,6 +104,8 @@ async def _request(
     }
     if images:
         body |= {"image_data": [image_url(image.png) for image in images], "return_prompt_token_ids": True}
+    if adapter is not None:
+        body["lora_path"] = adapter
     if top:
         # A router that drops the last two fields makes the answer longer, not wrong: lists in place of base64.
         body |= {

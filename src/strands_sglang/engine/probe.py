@@ -72,6 +72,8 @@ class ServerFacts:
     dead: tuple[str, ...] = ()
     """Workers of a router that do not answer."""
     workers: int = 1
+    deterministic: bool = False
+    """Whether inference is deterministic, so that seeds have an effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +184,7 @@ class Probe:
             version=_text(server.get("version")),
             dead=dead,
             workers=len(workers),
+            deterministic=server.get("enable_deterministic_inference") is True,
         )
 
     async def reports(self) -> list[WorkerReport]:

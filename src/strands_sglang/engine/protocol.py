@@ -167,6 +167,8 @@ class Generation:
     text: str | None = field(default=None, compare=False, repr=False)
     """The tokens decoded by the engine (`skip_special_tokens` applies); None if the turn took several requests or does
     not come from a server."""
+    adapter: str | None = None
+    """The LoRA adapter that the last request named, also part of its `versions`; None: the base weights."""
 
     def __post_init__(self) -> None:
         count = len(self.token_ids)
@@ -316,11 +318,15 @@ class Capability(str, Enum):
     """`generate` accepts `kept_sets`, and returns the tokens that were left to choose from."""
     ROUTED_EXPERTS = "routed_experts"
     """`generate` returns the routed experts that `routed_experts_start` requests."""
+    ADAPTERS = "adapters"
+    """`generate` accepts `adapter`, the name of a loaded LoRA adapter, and tells it in `Generation.versions`."""
     SCORING = "scoring"
     """It is a `ScoringEngine`: `score` returns the logprobs of given tokens."""
+    SESSIONS = "sessions"
+    """It is a `SessionEngine`: the prefix cache prefers the prompts of open sessions."""
     CONTROL = "control"
     """It is a `ServerEngine`: an SGLang server or router, with health, information, pausing and weight updates.
-    It has all other capabilities too."""
+    It has all other capabilities too, except `SESSIONS`, which is switched on."""
 
 
 @runtime_checkable
@@ -355,8 +361,8 @@ class TokenEngine(Protocol):
     ) -> Generation:
         """Sample a continuation of `input_ids`.
 
-        `images` and `kept_sets` are passed only if they are used, so only engines that declare them need to accept
-        them (`Capability`).
+        `images`, `kept_sets`, `adapter` and `session` are passed only if they are used, so only engines that declare
+        them need to accept them (`Capability`).
 
         Args:
             input_ids: The whole prompt; sent exactly as given.
@@ -432,6 +438,19 @@ class ScoringEngine(TokenEngine, Protocol):
             top: Number of likeliest ids to return for each position; at most the size of the vocabulary.
         """
         ...
+
+
+class SessionEngine(TokenEngine, Protocol):
+    """An engine with `Capability.SESSIONS`: `generate` and `stream` accept `session`, a name of the caller's choice."""
+
+    async def close_session(self, session: str) -> None:
+        """End a session, if it was opened; never raises. A later call with this name would open it again."""
+        ...
+
+
+def has_sessions(engine: TokenEngine) -> TypeGuard[SessionEngine]:
+    """Return whether an engine has sessions (`Capability.SESSIONS`)."""
+    return can(engine, Capability.SESSIONS) and hasattr(engine, "close_session")
 
 
 def can(engine: TokenEngine, capability: Capability) -> bool:

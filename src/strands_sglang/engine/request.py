@@ -129,6 +129,7 @@ class GenerateRequest:
         extra: Mapping[str, Any] | None = None,
         images: Sequence[PromptImage] = (),
         kept_sets: bool = False,
+        session: str | None = None,
     ) -> None:
         self.call_id = os.urandom(16).hex()
         """32 hex digits, the common prefix of all request ids of this call."""
@@ -143,6 +144,9 @@ class GenerateRequest:
         self._stream = stream
         self.experts_start = routed_experts_start
         self.extra = extra
+        self.adapter: str | None = (extra.get("lora_path") or None) if extra else None
+        """The LoRA adapter that samples; None: the base weights."""
+        self.session = session
         if not self.prompt_tokens or extra or "n" in self.sampling:
             self._check()
         if self.computed_ids is not None:
@@ -160,6 +164,8 @@ class GenerateRequest:
         reserved = _WITH_IMAGES if self._image_data else _RESERVED
         if self.kept_sets:
             reserved = reserved | {"return_sampling_mask", "sampling_logprobs_mode"}
+        if self.session is not None:
+            reserved = reserved | {"session_id", "session_params"}
         if self.extra and not reserved.isdisjoint(self.extra):
             names = ", ".join(sorted(reserved.intersection(self.extra)))
             raise ConfigurationError(f"extra must not contain {names}: the client sets it")
@@ -167,7 +173,8 @@ class GenerateRequest:
     @property
     def asks_for_more(self) -> bool:
         """Whether the answer must have something that not every router asks the engine for."""
-        return self.kept_sets or bool(self._image_data) or self.experts_start is not None
+        more = self.kept_sets or bool(self._image_data) or self.experts_start is not None
+        return more or self.session is not None
 
     def rid(self, attempt: int) -> str:
         """Return the request id of an attempt (counted from 0)."""
@@ -212,6 +219,8 @@ class GenerateRequest:
         if self.kept_sets:
             fields["return_sampling_mask"] = True
             fields["sampling_logprobs_mode"] = "selected"
+        if self.session is not None:
+            fields["session_id"] = self.session
         if self.extra:
             fields.update(self.extra)
         try:

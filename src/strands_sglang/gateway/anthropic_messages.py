@@ -103,7 +103,7 @@ class AnthropicMessages(Protocol):
     def body(self, answer: Answer) -> dict[str, Any]:
         """Return an answer as one body."""
         return {
-            "id": f"msg_{answer.number}",
+            "id": f"msg_{answer.id}",
             "type": "message",
             "role": "assistant",
             "model": answer.model,

@@ -82,8 +82,8 @@ class Call:
 class Answer:
     """The reply to a call."""
 
-    number: int
-    """Id of the turn in the episode."""
+    id: str
+    """Unique in its session."""
     model: str
     """Name of the model as the agent asked for it."""
     blocks: Sequence[Block]

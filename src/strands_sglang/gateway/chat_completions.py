@@ -179,7 +179,7 @@ def _is_function(tool: Any, ignored: set[str]) -> bool:
 
 
 def _head(answer: Answer, kind: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{answer.number}", "object": kind, "created": answer.created, "model": answer.model}
+    return {"id": f"chatcmpl-{answer.id}", "object": kind, "created": answer.created, "model": answer.model}
 
 
 def _call(call: Block) -> dict[str, Any]:

@@ -33,8 +33,14 @@ class Echo(str, Enum):
     """The text or the reasoning has other white space at its ends than what was sent."""
 
 
+_PARTS = frozenset({"text", "toolUse", "reasoningContent"})
+"""What a reply consists of."""
+
+
 def echo_of(reply: Blocks, copy: Blocks) -> frozenset[Echo] | None:
     """Return how a copy differs from a reply; None if it is not a copy of it."""
+    if not all(block.keys() & _PARTS for block in copy):
+        return None
     found: set[Echo] = set()
     calls, copied = _calls(reply), _calls(copy)
     if len(calls) != len(copied):

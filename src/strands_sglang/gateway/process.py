@@ -18,6 +18,8 @@ from enum import Enum
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from strands.models import Model
+
 from strands_sglang._checks import chosen
 from strands_sglang.errors import AgentProcessError, ConfigurationError
 from strands_sglang.gateway.server import Gateway
@@ -32,6 +34,8 @@ _SUPERVISOR = str(Path(__file__).with_name("supervisor.py"))
 _OUTPUT = 1 << 20  # bytes of each stream that are kept: half of them the first, half the last
 _SHOWN = 2000  # characters of the error output that are recorded: the last ones
 _GRACE_SECONDS = 10.0  # that a process has to end by itself after its session has ended
+_SECRETS = frozenset({"STRANDS_SGLANG_API_KEY", "STRANDS_SGLANG_ADMIN_TOKEN"})
+"""Variables that no agent inherits: with them it could ask the engine itself, or score its own episode."""
 _PORT = 8000  # in a network namespace of its own, where every port is free
 
 
@@ -64,7 +68,9 @@ class RemoteAgent(ABC):
     """
 
     name: str = "policy"
-    """Name of the model that it is told. Calls of other models are recorded and not trained; with tools, refused."""
+    """Name of the model that it is told. Calls of unknown models are recorded and not trained; with tools, refused."""
+    models: Mapping[str, Model] | None = None
+    """Other models that it may ask by name, of those that `build` was given: `{"user": models["user"]}`; None: none."""
     is_side: IsSide | None = None
     """Returns whether a call is not its own work, such as a title: recorded, not trained; None: none is."""
     on_changed_echo: RewritePolicy = RewritePolicy.KEEP
@@ -110,6 +116,7 @@ class AgentProcess(RemoteAgent):
     """Directory to run it in; None: that of this process."""
     network: Network = Network.HOST
     name: str = "policy"
+    models: Mapping[str, Model] | None = None
     is_side: IsSide | None = None
     on_changed_echo: RewritePolicy = RewritePolicy.KEEP
     on_resume: OnResume = OnResume.CONTINUE
@@ -167,15 +174,20 @@ class AgentProcess(RemoteAgent):
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, **_variables(session, base_url), **self.env},
+            env={**_inherited(), **_variables(session, base_url), **self.env},
             cwd=self.cwd,
             pass_fds=(life,),
             start_new_session=True,
         )
 
 
+def _inherited() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in _SECRETS}
+
+
 def _variables(session: Session, base_url: str) -> dict[str, str]:
-    variables = {"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
+    direct = ",".join(filter(None, ["127.0.0.1", "localhost", os.environ.get("NO_PROXY")]))
+    variables = {"NO_PROXY": direct, "no_proxy": direct}
     for protocol, address in (("OPENAI", f"{base_url}/v1"), ("ANTHROPIC", base_url)):
         variables[f"{protocol}_BASE_URL"] = address
         variables[f"{protocol}_API_KEY"] = session.token
@@ -220,6 +232,7 @@ class Gateways:
             model,
             episode,
             name=agent.name,
+            models=agent.models,
             is_side=agent.is_side,
             on_changed_echo=agent.on_changed_echo,
         ) as session:

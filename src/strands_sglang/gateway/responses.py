@@ -183,7 +183,7 @@ def _items(answer: Answer) -> list[dict[str, Any]]:
         items.append(
             {
                 "type": "reasoning",
-                "id": f"rs_{answer.number}",
+                "id": f"rs_{answer.id}",
                 "summary": [{"type": "summary_text", "text": text}],
                 "content": [{"type": "reasoning_text", "text": text}],
             }
@@ -193,7 +193,7 @@ def _items(answer: Answer) -> list[dict[str, Any]]:
         items.append(
             {
                 "type": "message",
-                "id": f"msg_{answer.number}",
+                "id": f"msg_{answer.id}",
                 "role": "assistant",
                 "status": "completed",
                 "content": [part],
@@ -203,7 +203,7 @@ def _items(answer: Answer) -> list[dict[str, Any]]:
         items.append(
             {
                 "type": "function_call",
-                "id": f"fc_{answer.number}_{number}",
+                "id": f"fc_{answer.id}_{number}",
                 "call_id": call["toolUseId"],
                 "name": call["name"],
                 "arguments": dump_text(call["input"]),
@@ -230,7 +230,7 @@ def _named(item: dict[str, Any]) -> dict[str, Any]:
 
 def _response(answer: Answer, items: list[dict[str, Any]], status: str) -> dict[str, Any]:
     return {
-        "id": f"resp_{answer.number}",
+        "id": f"resp_{answer.id}",
         "object": "response",
         "created_at": answer.created,
         "status": status,

@@ -3,7 +3,7 @@
     {base}/s/{token}/v1/chat/completions      OpenAI Chat Completions
     {base}/s/{token}/v1/responses             OpenAI Responses
     {base}/s/{token}/v1/messages              Anthropic Messages, and /count_tokens below it
-    {base}/s/{token}/v1/models                the model of the session
+    {base}/s/{token}/v1/models                the models of the session
     {base}/v1/...                             the same; the token is the API key (`Authorization` or `x-api-key`)
     {base}/sessions/...                       not answered here: see `admin` of `Gateway`
 
@@ -19,7 +19,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 
 import orjson
 from aiohttp import web
+from strands.models import Model
 
 from strands_sglang._async import LoopThrottle
 from strands_sglang._checks import chosen
@@ -46,13 +47,17 @@ logger = logging.getLogger(__name__)
 PROTOCOLS: tuple[Protocol, ...] = (ChatCompletions(), Responses(), AnthropicMessages())
 MAX_BODY = 16 << 20
 MAX_REQUESTS = 64
-"""Requests of one session that are read or answered at once: with `MAX_BODY`, it bounds the memory of a session."""
+"""Requests of one session that are read or answered at once."""
+MAX_BYTES = 4 * MAX_BODY
+"""Size of their bodies together: it bounds the memory of a session."""
 _MAX_VALUES = 1 << 19  # in the JSON of one body
 _READ_SECONDS = 60.0  # for a body to arrive
+_IDLE_SECONDS = 75.0  # for a request on an open connection to arrive
 _KEEP_ALIVE_SECONDS = 10.0  # between two signs of life in a stream
 _CLOSE_SECONDS = 5.0  # for open connections to end
 _HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 _SESSION = web.RequestKey("session", Session)
+_SIZE = web.RequestKey("size", int)
 _TOKEN_PATH = "/s/{token:[0-9a-f]{32}}"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -104,6 +109,7 @@ class Gateway:
             handler_cancellation=True,
             auto_decompress=False,
             access_log=None,
+            keepalive_timeout=_IDLE_SECONDS,
             shutdown_timeout=_CLOSE_SECONDS,
         )
         await runner.setup()
@@ -160,6 +166,7 @@ class Gateway:
         episode: EpisodeTokens | None = None,
         *,
         name: str = "policy",
+        models: Mapping[str, Model] | None = None,
         is_side: IsSide | None = None,
         on_changed_echo: RewritePolicy | str = RewritePolicy.KEEP,
     ) -> AsyncIterator[Session]:
@@ -168,14 +175,21 @@ class Gateway:
         Args:
             model: Samples the turns.
             episode: The episode that the turns belong to; None: the model's current one.
-            name: Name of the model that agents ask for. Calls of other names are recorded and not
+            name: Name of the model that agents ask for. Calls of unknown names are recorded and not
                 trained, and refused if they have tools.
+            models: Dict of the other models that agents may ask, by name; None: none.
             is_side: Returns whether a call is not the agent's own work; such turns are not trained either. None: none.
             on_changed_echo: What to do if the agent's copy of a reply differs from it, but is still its echo.
         """
         policy = chosen("on_changed_echo", on_changed_echo, RewritePolicy)
+        if models is not None and not isinstance(models, dict):
+            # All models of a run would include a judge, which the policy must not be able to ask.
+            raise ConfigurationError(
+                "models must be a dict of those that the agent may ask, such as {'user': models['user']}, got "
+                f"{models!r:.100}"
+            )
         own = episode or model.current_episode
-        session = Session(model, own, name, is_side, policy, throttle=self._throttle)
+        session = Session(model, own, name, models or {}, is_side, policy, throttle=self._throttle)
         self._sessions[session.token] = session
         try:
             yield session
@@ -215,14 +229,14 @@ class Gateway:
             if session.requests >= MAX_REQUESTS:
                 raise Refusal(Fault.BUSY, f"the session has {MAX_REQUESTS} requests under way; send fewer at once")
             session.requests += 1
+            request[_SIZE] = 0
             try:
                 return await handler(request)
             finally:
                 session.requests -= 1
+                session.bytes -= request[_SIZE]
         except Refusal as refusal:
             return _refused(protocol, refusal)
-        except web.HTTPRequestEntityTooLarge:
-            return _refused(protocol, Refusal(Fault.TOO_LARGE, f"the body must have at most {MAX_BODY >> 20} MiB"))
         except web.HTTPException as error:
             return _refused(
                 protocol, Refusal(Fault.UNKNOWN_SESSION, f"{request.method} {request.path}: {error.reason}")
@@ -233,9 +247,9 @@ class Gateway:
             return _refused(protocol, refusal_of(error))
 
     def _session_of(self, request: web.Request) -> Session:
-        token = request.match_info.get("token") or _key(request)
+        tokens = [request.match_info["token"]] if "token" in request.match_info else _keys(request)
         # A look-up by a random token of 128 bits tells nothing about other tokens, however long it takes.
-        session = self._sessions.get(token)
+        session = next((self._sessions[token] for token in tokens if token in self._sessions), None)
         if session is None:
             raise Refusal(
                 Fault.UNKNOWN_SESSION, "there is no such session: it is closed, or its run was resumed with a new one"
@@ -259,7 +273,9 @@ class Gateway:
 
     async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
         session = request[_SESSION]
-        call = PROTOCOLS[2].read(_decoded(await _read(request)), request.headers, session.items)
+        data = await _read(request)
+        await self._throttle.wait()
+        call = PROTOCOLS[2].read(_decoded(data), request.headers, session.items)
         try:
             count = await session.count_tokens(call)
         except StrandsSGLangError as error:
@@ -267,8 +283,12 @@ class Gateway:
         return web.json_response({"input_tokens": count})
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
-        model = {"id": request[_SESSION].name, "object": "model", "created": 0, "owned_by": "strands-sglang"}
-        return web.json_response({"object": "list", "data": [model], "has_more": False})
+        session = request[_SESSION]
+        models = [
+            {"id": name, "object": "model", "created": 0, "owned_by": "strands-sglang"}
+            for name in (session.name, *session.models)
+        ]
+        return web.json_response({"object": "list", "data": models, "has_more": False})
 
     async def _alive(self, request: web.Request) -> web.StreamResponse:
         return web.Response()
@@ -306,8 +326,21 @@ async def _answered(
 
 
 async def _read(request: web.Request) -> bytes:
+    session, data = request[_SESSION], bytearray()
+
+    async def read() -> None:
+        async for piece in request.content.iter_any():
+            data.extend(piece)
+            session.bytes += len(piece)
+            request[_SIZE] += len(piece)
+            if len(data) > MAX_BODY:
+                raise Refusal(Fault.TOO_LARGE, f"the body must have at most {MAX_BODY >> 20} MiB")
+            if session.bytes > MAX_BYTES:
+                raise Refusal(Fault.BUSY, f"the session has {MAX_BYTES >> 20} MiB of requests under way; wait for some")
+
     try:
-        return await asyncio.wait_for(request.read(), _READ_SECONDS)
+        await asyncio.wait_for(read(), _READ_SECONDS)
+        return bytes(data)
     except asyncio.TimeoutError:
         raise Refusal(Fault.INVALID, f"the body did not arrive within {_READ_SECONDS:g} s") from None
 
@@ -335,10 +368,10 @@ def _refused(protocol: Protocol, refusal: Refusal) -> web.Response:
     return web.Response(body=dumped(body), status=status, content_type="application/json", headers=headers)
 
 
-def _key(request: web.Request) -> str:
-    """Return the API key of a request; "" if it has none. Both headers are read for every protocol."""
+def _keys(request: web.Request) -> list[str]:
+    """Return the API keys of a request. Some clients send one of their own beside the one that they were given."""
     scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+    return [key.strip() if scheme.lower() == "bearer" else "", request.headers.get("x-api-key", "")]
 
 
 def _host(given: str) -> str:

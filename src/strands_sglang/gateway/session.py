@@ -12,14 +12,16 @@ import contextvars
 import logging
 import secrets
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from strands.models import Model
 from strands.types.exceptions import ContextWindowOverflowException
 
 from strands_sglang._async import LoopThrottle, in_thread
+from strands_sglang._strands_compat.streams import whole_answer
 from strands_sglang.chat.conversation import Conversation
 from strands_sglang.chat.conversation_index import IndexedTurn
 from strands_sglang.errors import (
@@ -84,7 +86,8 @@ def refusal_of(error: BaseException) -> Refusal:
 class Exchange:
     """An answer on its way: the work that makes it, and the requests that wait for it."""
 
-    work: asyncio.Task[_Turn]
+    work: asyncio.Task[tuple[Answer, _Turn | None]]
+    """The answer, and its turn; None: another model answered."""
     waiting: int = 0
     delivered: bool = False
 
@@ -94,7 +97,7 @@ class Exchange:
         if not done:
             return None
         try:
-            return self.work.result().answer
+            return self.work.result()[0]
         except asyncio.CancelledError:
             raise Refusal(Fault.ENDED, "the session was closed before the answer was complete") from None
         except Exception as error:
@@ -125,7 +128,9 @@ class Session:
     model: SGLangModel
     episode: EpisodeTokens
     name: str = "policy"
-    """Name of the model to ask for. Calls of other models are side turns, and refused if they have tools."""
+    """Name of the model to ask for. Calls of unknown models are side turns, and refused if they have tools."""
+    models: Mapping[str, Model] = field(default_factory=dict)
+    """Other models that the agent may ask, by name: they answer with their own settings, and nothing is trained."""
     is_side: IsSide | None = None
     on_changed_echo: RewritePolicy = RewritePolicy.KEEP
     """What to do with an echo that is not exact: continue after the recorded reply, fork, or refuse the call."""
@@ -139,6 +144,8 @@ class Session:
     """The end of what the agent wrote to its error output; "": nothing, or unknown. Recorded with the episode's end."""
 
     def __post_init__(self) -> None:
+        if self.name in self.models:
+            raise ConfigurationError(f"models must not have the name of the policy, {self.name!r}; pass another name=")
         self.closed = False
         self.ended = asyncio.Event()
         """Set when the episode has reached a limit, or the like: no call is answered any more."""
@@ -148,11 +155,14 @@ class Session:
         """What requests asked for and did not get, each recorded with the first turn that it concerns."""
         self.requests = 0
         """Requests that are being read or answered."""
+        self.bytes = 0
+        """Size of their bodies."""
         self._exchanges: dict[Hashable, Exchange] = {}
-        self._working = set[asyncio.Task[_Turn]]()
+        self._working = set[asyncio.Task[Any]]()
         self._turns: dict[int, _Turn] = {}
         self._unanswered = set[str]()
         """Ids of recorded calls whose results no request had yet."""
+        self._others = 0  # answers of other models
         self._open: dict[int, _Turn] = {}
         """Answered turns that no later call continues from or contradicts."""
         self._context = contextvars.copy_context()
@@ -187,8 +197,8 @@ class Session:
     def delivered(self, exchange: Exchange) -> None:
         """Register that an answer was sent completely."""
         exchange.delivered = True
-        turn = exchange.work.result()
-        if turn.side or turn.answer.number in self._open:
+        turn = exchange.work.result()[1]
+        if turn is not None and (turn.side or turn.turn.id in self._open):
             self._keep(turn)
 
     @property
@@ -216,39 +226,65 @@ class Session:
             await asyncio.wait(set(self._working))
         self._exchanges.clear()
 
-    async def _run(self, protocol: Protocol, call: Call) -> _Turn:
+    async def _run(self, protocol: Protocol, call: Call) -> tuple[Answer, _Turn | None]:
         try:
             await self.throttle.wait()
-            side = self._check_side(call)
-            conversation, echoes = self._conversation(call)
-            for number in echoes:  # the agent has received what it sends back
-                self._keep(self._turns[number])
-            self._count_results(conversation)
-            request = TurnRequest(
-                conversation,
-                self.episode,
-                self._settings(call),
-                state={},
-                schema=call.schema,
-                side=side,
-                detail=self._detail(protocol, call, echoes),
-                caller=self._caller(conversation, call),
-            )
-            reply = await self.model.runner.reply(request)
+            if (other := self.models.get(call.model)) is not None:
+                answer, turn = await self._ask_other(other, call), None
+            else:
+                turn = await self._sample(protocol, call)
+                answer = turn.answer
         except Exception as error:
             self.error = error
             if refusal_of(error).fault is Fault.ENDED:
                 self.ended.set()
             raise
         self.error = None
+        self.items.update(protocol.items_of(answer))
+        return answer, turn
+
+    async def _sample(self, protocol: Protocol, call: Call) -> _Turn:
+        side = self._check_side(call)
+        conversation, echoes = self._conversation(call)
+        for number in echoes:  # the agent has received what it sends back
+            self._keep(self._turns[number])
+        self._count_results(conversation)
+        request = TurnRequest(
+            conversation,
+            self.episode,
+            self._settings(call),
+            state={},
+            schema=call.schema,
+            side=side,
+            detail=self._detail(protocol, call, echoes),
+            caller=self._caller(conversation, call),
+        )
+        reply = await self.model.runner.reply(request)
         committed = reply.committed
         turn = _Turn(self._answer(call, reply), committed.call.tree, committed.turn, committed.entry, call.agent, side)
         self.episode.tracked.add(committed.turn.id)
         self._turns[committed.turn.id] = turn
         self._unanswered.update(use["toolUseId"] for use in turn.answer.calls)
         self._settle(turn, conversation, echoes)
-        self.items.update(protocol.items_of(turn.answer))
         return turn
+
+    async def _ask_other(self, model: Model, call: Call) -> Answer:
+        if call.schema is not None:
+            raise Refusal(Fault.INVALID, f"the model {call.model!r} cannot be asked for JSON of a schema; ask for text")
+        messages: list[Any] = call.messages
+        tools: list[Any] = call.tools
+        stop_reason, blocks, usage = await whole_answer(model.stream(messages, tools or None, call.system))
+        self._others += 1
+        return Answer(
+            id=f"other-{self._others}",
+            model=call.model,
+            blocks=blocks,
+            stop_reason=stop_reason,
+            prompt_tokens=usage["inputTokens"],
+            cached_tokens=usage.get("cacheReadInputTokens", 0),
+            sampled_tokens=usage["outputTokens"],
+            created=int(time.time()),
+        )
 
     def _count_results(self, conversation: Conversation) -> None:
         """Report the results of recorded calls that the agent sends for the first time: its tools are not seen here."""
@@ -323,7 +359,7 @@ class Session:
     def _answer(self, call: Call, reply: TurnReply) -> Answer:
         usage = reply.usage
         return Answer(
-            number=reply.committed.turn.id,
+            id=str(reply.committed.turn.id),
             model=call.model or self.name,
             blocks=reply.blocks,
             stop_reason=reply.stop_reason,
@@ -343,7 +379,7 @@ class Session:
                 turn.tree.reject(turn.turn)
                 del self._open[number]
         if not new.side:
-            self._open[new.answer.number] = new
+            self._open[new.turn.id] = new
 
     def _keep(self, turn: _Turn) -> None:
         turn.tree.restore(turn.turn)
@@ -354,15 +390,17 @@ class Session:
         A call is recognised by its arguments, which hold a text of the sub-agent's first message; where the protocol
         names the sub-agent, the only open turn with a call is taken without that.
         """
-        texts = {block["text"] for block in conversation.messages[0].get("content") or () if "text" in block}
-        calling = [turn for turn in reversed(self._open.values()) if turn.answer.calls and turn.agent != call.agent]
+        texts = {block["text"] for block in conversation.messages[0].get("content") or () if block.get("text")}
+        calling = [turn for turn in reversed(self._open.values()) if turn.answer.calls]
         for turn in calling:
             for use in turn.answer.calls:
                 if any(isinstance(value, str) and value in texts for value in _values(use["input"])):
-                    return turn.answer.number, use["toolUseId"]
+                    if turn.agent != call.agent or not turn.entry.answers_part_of(conversation):  # not its own call
+                        return turn.turn.id, use["toolUseId"]
+        calling = [turn for turn in calling if turn.agent != call.agent]
         if call.agent and len(calling) == 1:
             uses = calling[0].answer.calls
-            return calling[0].answer.number, uses[0]["toolUseId"] if len(uses) == 1 else None
+            return calling[0].turn.id, uses[0]["toolUseId"] if len(uses) == 1 else None
         return None
 
 

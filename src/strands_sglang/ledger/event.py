@@ -14,6 +14,7 @@ docs/contributing/add-an-event-field.md has the steps.
 | `PARTIAL_CALL` | `PartialCallData` | `SampledArrays` | `recording/event_data.py`                         |
 | `CALL_ERROR`   | `CallErrorData`   |                 | `recording/event_data.py`                         |
 | `TOOL`         | `ToolData`        |                 | `recording/tool_recorder.py`                      |
+| `TOOL_LIST`    | `ToolListData`    |                 | `recording/mcp_tools.py`                          |
 | `MODEL`        | `ModelData`       |                 | `recording/other_models.py`                       |
 | `MODEL_ERROR`  | `ModelErrorData`  |                 | `recording/other_models.py`                       |
 | `RESUME`       | `ResumeData`      |                 | `workers/local.py`                                |
@@ -21,6 +22,7 @@ docs/contributing/add-an-event-field.md has the steps.
 | `REWARD`       | `RewardData`      |                 | `finalizer.py`                                    |
 | `END`          | `EndData`         |                 | `finalizer.py`                                    |
 | `TEACHER`      | `TeacherData`     | `TeacherArrays` | `offline/teacher.py`                              |
+| `STALENESS`    | `StalenessData`   |                 | `staleness.py`                                    |
 
 Invariants: a kind and a field have the same name in Python and on disk. A written field keeps its name, type and
 meaning in all later versions of the format.
@@ -51,6 +53,8 @@ class EventKind(str, Enum):
     """An engine call failed with an error that the agent may have seen. Data: `CallErrorData`."""
     TOOL = "tool"
     """A tool call got its result. Data: `ToolData`."""
+    TOOL_LIST = "tool_list"
+    """A server of tools said which tools it has, before an agent got them. Data: `ToolListData`."""
     MODEL = "model"
     """Another model than the policy answered: a simulated user, a judge. Data: `ModelData`."""
     MODEL_ERROR = "model_error"
@@ -66,12 +70,14 @@ class EventKind(str, Enum):
     """The episode ended. Data: `EndData`."""
     TEACHER = "teacher"
     """A teacher model scored the sampled tokens, after the end. Data: `TeacherData`, arrays: `TeacherArrays`."""
+    STALENESS = "staleness"
+    """It was decided, after the end, whether the tokens are too old to be trained. Data: `StalenessData`."""
 
 
 OF_OTHER_MODELS = (EventKind.MODEL, EventKind.MODEL_ERROR)
 """Kinds of events of other models, which share the fields of `ModelCallData`."""
 
-AFTER_END = (EventKind.REWARD, EventKind.TEACHER, *OF_OTHER_MODELS)
+AFTER_END = (EventKind.REWARD, EventKind.TEACHER, EventKind.STALENESS, *OF_OTHER_MODELS)
 """Kinds of events that may follow the end of an episode: it is scored again, perhaps by a judge."""
 
 
@@ -122,6 +128,8 @@ class TaskData(TypedDict):
     """Further data of the task."""
     id: str
     """Id of the task: the episode id up to the last "/"."""
+    adapter: NotRequired[str]
+    """LoRA adapter that the task asks for; absent: that of the run's settings, if any."""
 
 
 class BeginData(TypedDict):
@@ -177,12 +185,17 @@ class CallDetail(TypedDict, total=False):
     """Prompt tokens served from the engine's prefix cache; None: the engine did not report it."""
     latency_ms: int
     """Wall time of the call in milliseconds."""
+    time: float
+    """Unix time in seconds at which the turn was committed; absent: written by an older version."""
     agent: str
     """Name of the agent or graph node that made the call; absent: unknown."""
     continuations: int
     """How many times the turn was interrupted and continued from its partial tokens; absent: 0."""
     discarded_tokens: int
     """Sampled tokens that were discarded because the turn started over; absent: 0."""
+    adapter: str
+    """Name of the LoRA adapter that the last request asked for, which `versions` have too, after `+lora:`; absent: the
+    base weights were asked for."""
     spec: SpeculationData | None
     """Speculative decoding; None or absent: the engine did not report it."""
     failed_calls: list[str]
@@ -318,6 +331,19 @@ class ToolData(TypedDict):
     """Turns that were committed inside of the tool call, as by a sub-agent."""
     within: list[str]
     """Ids of the tool calls that this call was made inside of, outermost first."""
+    time: NotRequired[float]
+    """Unix time in seconds at which it ended; absent: written by an older version."""
+
+
+class ToolListData(TypedDict):
+    """`TOOL_LIST`: the tools of a server outside this process."""
+
+    name: str
+    """Name of the server, as in `MCPTools(name=...)`."""
+    tools: list[Any]
+    """The specifications of the tools, in the order in which the agent got them."""
+    within: list[str]
+    """Ids of the tool calls that it was asked inside of, outermost first."""
 
 
 # --- other models -----------------------------------------------------------------------------------------------------
@@ -339,6 +365,8 @@ class ModelCallData(TypedDict):
     """How often it was asked, retries included."""
     seconds: float
     """Duration in seconds, with waits between attempts."""
+    time: NotRequired[float]
+    """Unix time in seconds at which it ended; absent: written by an older version."""
 
 
 class ModelData(ModelCallData):
@@ -451,6 +479,30 @@ class TeacherArrays(TypedDict):
     """The likeliest ids of each token (typecode "i"), likeliest first: `top` per token."""
     top_logprobs: array[float]
     """Their logprobs (typecode "d")."""
+
+
+class StalenessData(TypedDict):
+    """`STALENESS`: whether the tokens of the episode are too old to be trained.
+
+    The last one after the last `RESUME` counts.
+    """
+
+    limit: int
+    """Largest age that is trained, in weight updates."""
+    action: str
+    """What happens to older tokens, as the value of a `StaleAction`."""
+    order: str
+    """How versions are ordered: "number" (they are decimal numbers), or "given" by the user."""
+    current: str | None
+    """The current weight version; None: unknown."""
+    ages: list[list[Any]]
+    """`[version, age]` of the weights that sampled its tokens, in the order of first use; age None: unknown."""
+    age: int | None
+    """The largest age of all tokens of the group; None: none is known."""
+    decision: str
+    """As the value of a `StalenessDecision`."""
+    time: float
+    """Unix time in seconds."""
 
 
 class FailureData(TypedDict):

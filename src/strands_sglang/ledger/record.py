@@ -28,6 +28,7 @@ from strands_sglang.ledger.event import (
     Event,
     EventKind,
     RollbackData,
+    StalenessData,
     TeacherArrays,
     TeacherData,
     arrays_of,
@@ -130,6 +131,16 @@ class EpisodeRecord:
         """Its last `TEACHER` event; None: no teacher scored it, or it was resumed since."""
         return self._newest(EventKind.TEACHER)
 
+    @property
+    def staleness(self) -> Event | None:
+        """Its last `STALENESS` event; None: nothing was decided, or it was resumed since."""
+        return self._newest(EventKind.STALENESS)
+
+    @property
+    def dropped(self) -> bool:
+        """Whether it is not trained because its group became too old."""
+        return self.staleness is not None and self.staleness.data.get("decision") in ("dropped", "retried")
+
     def teacher_logprobs(self) -> dict[int, TeacherLogprobs]:
         """Return the teacher's logprobs of the sampled tokens, by turn id; empty if no teacher scored it.
 
@@ -214,8 +225,18 @@ class EpisodeRecord:
         return TokenTree.from_dict({"format": RECORD_FORMAT, "id": self.id, "turns": turns, "main": main})
 
     def trajectories(self) -> list[Trajectory]:
-        """Return the trajectory of every branch, as `TokenTree.trajectories` does."""
-        return self.tree().trajectories()
+        """Return the trajectory of every branch, as `TokenTree.trajectories` does, without loss on too old tokens."""
+        tree = self.tree()
+        tree.untrained_versions = self.too_old
+        return tree.trajectories()
+
+    @property
+    def too_old(self) -> frozenset[str | None]:
+        """The weight versions whose tokens are not trained because they are too old; empty unless they are masked."""
+        if self.staleness is None or self.staleness.data.get("decision") != "masked":
+            return frozenset()
+        decided = data_of(self.staleness, StalenessData)
+        return frozenset(version for version, age in decided["ages"] if age is not None and age > decided["limit"])
 
     @property
     def image_digests(self) -> list[str]:

@@ -24,6 +24,8 @@ TEXT_CHARACTERS = 200
 """Maximum length of `prompt`, `text` and `failure` in a row, in characters."""
 
 _MAX_VERSIONS = 64
+_MAX_PARTS = 32
+_LARGEST_PART = 1e300
 
 
 class SummaryRow(TypedDict):
@@ -35,6 +37,8 @@ class SummaryRow(TypedDict):
     """Number among the samples of the task, from 0."""
     reward: float | None
     """The newest reward; None: not scored, or scoring failed."""
+    parts: dict[str, float]
+    """The named parts of the newest reward that are finite numbers, at most 32."""
     reward_error: str | None
     """Why scoring failed, shortened; None: it did not."""
     end_reason: str | None
@@ -91,7 +95,7 @@ _CHECKS: dict[str, tuple[tuple[type, ...], Any]] = {
 _COLUMNS = {
     name: _CHECKS[kind.__forward_arg__]
     for name, kind in SummaryRow.__annotations__.items()
-    if name not in ("id", "versions")
+    if name not in ("id", "versions", "parts")
 }
 
 
@@ -103,6 +107,7 @@ def checked_row(id: str, values: Mapping[str, Any]) -> SummaryRow:
         row[name] = value if type(value) in types else default
     known = as_list(values.get("versions"))[:_MAX_VERSIONS]
     row["versions"] = [one for one in known if one is None or isinstance(one, str)]
+    row["parts"] = _parts(values.get("parts"))
     return row  # type: ignore[return-value]
 
 
@@ -165,7 +170,7 @@ class SummaryBuilder:
     def add(self, head: EventHead) -> None:
         """Add an event."""
         self.count += 1
-        if head.kind in OF_OTHER_MODELS:
+        if head.kind is EventKind.TOOL_LIST or head.kind in OF_OTHER_MODELS:
             return  # no column needs it
         at = head.epoch, head.number
         if self._end is not None and head.kind not in AFTER_END:
@@ -247,7 +252,8 @@ def _light(head: EventHead) -> dict[str, Any]:
             "failed": len(as_list(detail.get("failed_calls"))),
         }
     if head.kind is EventKind.REWARD:
-        return {"value": _scalar(data.get("value")), "error": _short(data.get("error")), "by": _digest(data.get("by"))}
+        values = {"value": _scalar(data.get("value")), "parts": _parts(data.get("parts"))}
+        return {**values, "error": _short(data.get("error")), "by": _digest(data.get("by"))}
     return {"turns": _number(data.get("turns"))} if head.kind is EventKind.ROLLBACK else {}
 
 
@@ -313,7 +319,8 @@ def _running_values(heads: Iterable[EventHead]) -> dict[str, Any]:
 
 def _reward_values(reward: Mapping[str, Any] | None) -> dict[str, Any]:
     given = reward or {}
-    return {"reward": given.get("value"), "reward_error": _short(given.get("error")) or None}
+    error = _short(given.get("error")) or None
+    return {"reward": given.get("value"), "parts": given.get("parts"), "reward_error": error}
 
 
 def _begin_values(id: str, begin: Mapping[str, Any]) -> dict[str, Any]:
@@ -334,6 +341,15 @@ def _prompt(begin: Mapping[str, Any]) -> str:
 
 def _short(text: Any) -> str:
     return text[:TEXT_CHARACTERS] if isinstance(text, str) else ""
+
+
+def _parts(value: Any) -> dict[str, float]:
+    numbers = {
+        name[:TEXT_CHARACTERS]: float(part)
+        for name, part in as_dict(value).items()
+        if isinstance(name, str) and type(part) in (int, float) and -_LARGEST_PART < part < _LARGEST_PART
+    }
+    return dict(list(numbers.items())[:_MAX_PARTS])
 
 
 def _is_span(value: Any) -> bool:

@@ -114,8 +114,8 @@ Source: TypeAlias = "Ledger | Path | str | Iterable[FinishedEpisode]"
 
 
 def finished(record: EpisodeRecord) -> bool:
-    """Return whether an episode has ended: the default filter of tables."""
-    return record.finished
+    """Return whether an episode has ended, and was not dropped for the age of its group: the default filter."""
+    return record.finished and not record.dropped
 
 
 def to_arrow(source: Source, *, keep: Callable[[EpisodeRecord], bool] = finished) -> pa.Table:

@@ -135,6 +135,16 @@ class CallFacts:
         """Position after its last token within the branch."""
         return self.first + len(self.sampled)
 
+    def adapter_error(self) -> str | None:
+        """Return how the weight versions contradict the LoRA adapter that was asked for, or None if they do not."""
+        named = [adapter_in(version) for version, _ in self.spans]
+        asked = self.detail.get("adapter")
+        if named and named[-1] != asked:
+            return f"the last request named adapter {asked!r:.90}, but the version of its tokens has {named[-1]!r:.90}"
+        if len(set(named)) > 1 and not self.detail.get("continuations"):
+            return f"its tokens are of adapters {named!r:.200}, but one request sampled them"
+        return None
+
     def join_error(self) -> str | None:
         """Return why `join` is not possible for this turn, or None if it is."""
         if self.join not in (_JOINS_OF_ROOT if self.parent is None else _JOINS_OF_CHILD):
@@ -162,6 +172,11 @@ class CallFacts:
             return None
         problem = self.kept.problem(self.sampled, self.logprobs, self.detail.get("temperature"))
         return None if problem is None else (self.first + problem[0], problem[1])
+
+
+def adapter_in(version: str | None) -> str | None:
+    """Return the LoRA adapter that a weight version has; None: the base weights, or unknown."""
+    return None if version is None else version.partition("+lora:")[2] or None
 
 
 def read_call(event: Event) -> CallFacts:
@@ -209,6 +224,9 @@ def read_call(event: Event) -> CallFacts:
     temperature = facts.detail.get("temperature")
     if temperature is not None and not (type(temperature) in (int, float) and temperature >= 0.0):
         raise LedgerError(f"detail.temperature must be a number >= 0, got {temperature!r:.50}")
+    adapter = facts.detail.get("adapter")
+    if adapter is not None and not isinstance(adapter, str):
+        raise LedgerError(f"detail.adapter must be a string, got {adapter!r:.50}")
     _text(data, "finish_reason")
     _check_experts(event, facts.end)
     return facts

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any
 
 from strands_sglang._terminal import counted, escape_for_terminal
+from strands_sglang.proof.call import adapter_in
 from strands_sglang.proof.finding import SEVERITY, Finding, FindingKind, Verdict, worst
 from strands_sglang.proof.trajectories import TokenCounts
 
@@ -108,6 +109,8 @@ class Certificate:
     content_files: int = 0
     """Images and other files that events refer to, each compared with its digest."""
     teacher_tokens: int = 0
+    trainer_values: int = 0
+    """A trainer's values for sampled tokens, each compared with its place in the ledger."""
     protocols: Counter[str] = field(default_factory=Counter)
     """Turns that agents outside the run's processes requested over HTTP, by protocol."""
     echoes: Counter[str] = field(default_factory=Counter)
@@ -116,6 +119,8 @@ class Certificate:
     """Answers of other models than the policy, such as a simulated user, by the name of the model. None is trained."""
     seal: SealState = SealState.NONE
     signature: SignatureState = SignatureState.NONE
+    staleness: Counter[str] = field(default_factory=Counter)
+    """Episodes by what was decided because of the age of their tokens: kept, masked, dropped or retried."""
     exported: ExportedState | None = None
     """Result of comparing an export; None if none was given."""
     findings: list[Finding] = field(default_factory=list)
@@ -165,9 +170,11 @@ class Certificate:
             "content_files": self.content_files,
             "experiment": {name: dict(values.most_common()) for name, values in self.experiment.items()},
             "teacher_tokens": self.teacher_tokens,
+            "trainer_values": self.trainer_values,
             "protocols": dict(self.protocols.most_common()),
             "echoes": dict(self.echoes.most_common()),
             "other_models": dict(self.other_models.most_common()),
+            "staleness": dict(self.staleness.most_common()),
             "exported": None if self.exported is None else _plain(self.exported),
             "found": {kind.value: count for kind, count in self.found.items()},
             "findings": [finding.to_dict() for finding in self.findings],
@@ -193,13 +200,16 @@ class Certificate:
             ("repeated", f"{tokens.shared:,} trained tokens, masked in later branches" if tokens.shared else ""),
             ("not sampled", f"{tokens.context:,} context, {tokens.closing:,} closing"),
             ("weights", weights or "none"),
+            ("adapters", _AS_ASKED if any(map(adapter_in, self.versions)) else ""),
             ("audited", f"{counted(self.audits, 'conversation')}, {differ}" if self.audits else ""),
             ("files", f"{len(self.files)}, {sum(file.bytes for file in self.files):,} bytes" if self.files else ""),
             ("images", f"{counted(self.content_files, 'file')}" if self.content_files else ""),
             ("teacher", f"{counted(self.teacher_tokens, 'sampled token')} scored" if self.teacher_tokens else ""),
+            ("trainer", f"{counted(self.trainer_values, 'value')} for sampled tokens" if self.trainer_values else ""),
             ("over HTTP", f"{_counts(self.protocols)} turns" if self.protocols else ""),
             ("copies", f"of earlier replies, by turn: {_counts(self.echoes)}" if self.echoes else ""),
             ("other models", f"{_counts(self.other_models)} answers, none trained" if self.other_models else ""),
+            ("staleness", f"{_counts(self.staleness)} episodes" if self.staleness else ""),
             ("not covered", _NOT_COVERED if self.protocols else ""),
             *(("MIXED", f"{part}: {_values(values)}") for part, values in self.mixed.items()),
             ("seal", _SEALS[self.seal]),
@@ -226,7 +236,8 @@ class Certificate:
 
 _MAX_VALUES, _MAX_TEXT = 8, 400  # values of a part of the experiment that are shown, and characters of each
 _NOT_COVERED = "that tool results are real, and that these agents made no model calls elsewhere"
-_NOT_TRAINED = ("rejected", "side", "constrained", "rolled_back", "unfinished")
+_AS_ASKED = "as they were asked for: an engine's answer does not name its adapter, --rescore recomputes it"
+_NOT_TRAINED = ("rejected", "side", "constrained", "rolled_back", "stale", "unfinished")
 _MEANING = {
     Verdict.PROVED: "every prompt equals the recorded branch; every trained token was sampled at its position",
     Verdict.EMPTY: "the record is complete and consistent, and has no token to train",

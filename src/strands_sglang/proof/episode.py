@@ -22,6 +22,7 @@ from strands_sglang.ledger.event import AFTER_END, Event, EventKind
 from strands_sglang.proof.call import CallFacts, PartialCalls, read_call
 from strands_sglang.proof.chain import ChainEntry, EventChain
 from strands_sglang.proof.finding import Finding, FindingKind, Verdict, worst
+from strands_sglang.proof.staleness import StalenessFacts, read_staleness
 from strands_sglang.proof.teacher import TeacherFacts, read_teacher
 from strands_sglang.proof.trajectories import (
     SAMPLED,
@@ -63,6 +64,8 @@ class EpisodeProof:
     fingerprint: dict[str, str] = field(default_factory=dict)
     """The experiment it was run as: of its begin, its last resume and its newest score."""
     teacher_tokens: int = 0
+    staleness: StalenessFacts | None = None
+    """What was decided because of the age of its tokens; None: nothing."""
     protocols: Counter[str] = field(default_factory=Counter)
     """Its turns that were requested over HTTP, by protocol."""
     echoes: Counter[str] = field(default_factory=Counter)
@@ -137,9 +140,13 @@ class _EventChecker:
             elif event.kind is EventKind.ROLLBACK:
                 self._roll_back(event)
             elif event.kind is EventKind.RESUME:
-                proof.reward = self.teacher = None  # a resumed episode is scored again
+                proof.reward = self.teacher = proof.staleness = None  # a resumed episode is scored again
             elif event.kind is EventKind.TEACHER:
                 self._check_teacher(entry, read_teacher(event))
+            elif event.kind is EventKind.STALENESS:
+                proof.staleness = read_staleness(event)
+                used = {version for turn in proof.turns for version, _ in turn.spans}
+                proof.findings += [entry.finding(FindingKind.STALENESS, why) for why in proof.staleness.problems(used)]
             elif event.kind is not EventKind.END:
                 _check_fields(event)
                 if event.kind is EventKind.REWARD:
@@ -178,7 +185,7 @@ class _EventChecker:
             flatten_branch(proof.id, path, here) for path, here in find_branches(proof.turns, trained)
         ]
         is_over = entry is not None and proof.finished and entry.event.data.get("end_reason") not in REOPENED
-        proof.tokens.count(proof.turns, trained, proof.trajectories, finished=is_over)
+        proof.tokens.count(proof.turns, trained, proof.trajectories, finished=is_over, stale=proof.staleness)
         if entry is not None and proof.finished:
             proof.findings += [
                 entry.finding(FindingKind.SAMPLED, why, turn=turn) for turn, why in self.partial_calls.errors()
@@ -194,6 +201,8 @@ class _EventChecker:
             proof.findings.append(entry.finding(FindingKind.PLACE, wrong, turn=facts.turn))
             return False
         self.partial_calls.continue_with(entry.event, facts)
+        if (why := facts.adapter_error()) is not None:
+            proof.findings.append(entry.finding(FindingKind.SAMPLED, why, turn=facts.turn))
         if (invalid := facts.invalid_token()) is not None:
             token, why = invalid
             proof.findings.append(entry.finding(FindingKind.SAMPLED, why, turn=facts.turn, token=token))
@@ -326,11 +335,12 @@ def _order_error(last: Event | None, kind: EventKind, end: ChainEntry | None) ->
         return "the first event is not a begin event" if last is None else "the episode begins a second time"
     if end is not None:
         end_reason = end.event.data.get("end_reason")
-        if kind is EventKind.RESUME if end_reason in REOPENED else kind in AFTER_END:
-            return None  # the episode was resumed, or scored again
+        resumes = end_reason in REOPENED and kind in (EventKind.RESUME, EventKind.STALENESS)
+        if resumes or (end_reason not in REOPENED and kind in AFTER_END):
+            return None  # the episode was resumed, scored again, or found to be too old
         return f"a {kind.value} event after the end of the episode ({end_reason!r:.50})"
-    if kind is EventKind.TEACHER:
-        return "a teacher event before the end of the episode"
+    if kind in (EventKind.TEACHER, EventKind.STALENESS):
+        return f"a {kind.value} event before the end of the episode"
     if last is not None and last.kind is EventKind.REWARD and kind not in (EventKind.END, EventKind.RESUME):
         return f"a {kind.value} event after the reward; only the end event may follow it"
     return None
@@ -393,6 +403,7 @@ _MAX_TEXT = 4096  # characters of a part
 _FIELDS: dict[EventKind, dict[str, tuple[type, ...]]] = {
     EventKind.CALL_ERROR: {"error": (str,), "message": (str,), "prompt_digest": (str,), "prompt_tokens": (int,)},
     EventKind.TOOL: {"id": (str,), "name": (str,), "arguments_digest": (str,), "outcome": (str,), "calls": (int,)},
+    EventKind.TOOL_LIST: {"name": (str,), "tools": (list,), "within": (list,)},
     EventKind.MODEL: {"name": (str,), "request_digest": (str,), "within": (list,), "answer": (list,)},
     EventKind.MODEL_ERROR: {"name": (str,), "request_digest": (str,), "error": (str,), "message": (str,)},
     EventKind.REWARD: {"value": (int, float, type(None)), "parts": (dict,), "error": (str, type(None))},

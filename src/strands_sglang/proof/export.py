@@ -22,6 +22,7 @@ import orjson
 from strands_sglang.errors import LedgerError
 from strands_sglang.proof.call import ImageFacts, KeptFacts, read_images
 from strands_sglang.proof.finding import Finding, FindingKind
+from strands_sglang.proof.staleness import StalenessFacts
 from strands_sglang.proof.trajectories import COLUMNS, FlatTrajectory
 
 _FORMAT = 1
@@ -63,13 +64,26 @@ class ExportComparison:
         """File name; None if the export was given in memory."""
         return self._rows.name
 
-    def compare(self, flats: Sequence[FlatTrajectory], reward: float | None) -> None:
+    def compare(
+        self, flats: Sequence[FlatTrajectory], reward: float | None, staleness: StalenessFacts | None = None
+    ) -> None:
         """Compare the trajectories of one episode with the export.
 
         Args:
             flats: Trajectories of the episode.
             reward: Recorded reward of the episode.
+            staleness: What was decided because of the age of its tokens; None: nothing. Too old ones have no loss, and
+                an episode that was dropped must not be in the export.
         """
+        if staleness is not None and staleness.dropped:
+            for flat in flats:
+                noted = self._places.pop((flat.episode, flat.branch), None)
+                if noted is not None:
+                    message = f"the episode was {staleness.decision}, because its group became too old"
+                    self._add(noted[0], message, flat.episode, flat.branch, None)
+            return
+        if staleness is not None:
+            flats = [staleness.masked(flat) for flat in flats]
         if self._part and not any((flat.episode, flat.branch) in self._places for flat in flats):
             self.left_out += 1
             return

@@ -49,7 +49,8 @@ class RunFiles:
         self.counts: Counter[str] = Counter()
         self.states: list[FileState] = []
         if not directory.is_dir():
-            raise LedgerError(f"{directory} is not the directory of a run: it does not exist")
+            what = "is a file" if directory.exists() else "does not exist"
+            raise LedgerError(f"{directory} is not the directory of a run: it {what}")
         check_format(directory)
         paths = shard_paths(directory)
         self.run = self._read_json(directory / "run.json")

@@ -24,12 +24,12 @@ import numpy.typing as npt
 
 from strands_sglang._async import run_bounded
 from strands_sglang._terminal import counted, escape_for_terminal
-from strands_sglang.engine import ScoringEngine, SGLangClient
+from strands_sglang.engine import SGLangClient
 from strands_sglang.engine.prefill import vocabulary_size
 from strands_sglang.engine.protocol import prompt_images
-from strands_sglang.errors import EngineError, LedgerError
+from strands_sglang.errors import EngineError, LedgerError, RequestRejectedError
 from strands_sglang.ledger.files import FileStore
-from strands_sglang.proof.call import KeptFacts
+from strands_sglang.proof.call import KeptFacts, adapter_in
 from strands_sglang.proof.episode import EpisodeProof
 from strands_sglang.proof.tempered import PrefillFacts, Sampling, check_sets, logprob_bounds, outside
 from strands_sglang.proof.trajectories import SAMPLED, FlatTrajectory
@@ -57,6 +57,8 @@ class NotCompared(str, Enum):
     TEMPERATURE = "temperature"
     """It was sampled at a temperature at which the likeliest ids do not tell its logprob to within the tolerance. Its
     logprob is within the bounds that they give."""
+    NO_ADAPTER = "no_adapter"
+    """Its LoRA adapter is not loaded on the engine."""
     REFUSED = "refused"
     """The engine returned no logprobs for its trajectory."""
 
@@ -137,7 +139,8 @@ class RescoreReport:
         """Result of the comparison."""
         if any(score.beyond or score.wrong_sets for score in self.turns):
             return RescoreVerdict.DIFFERS
-        whole = self.turns and not self.not_compared[NotCompared.REFUSED]
+        missing = self.not_compared[NotCompared.REFUSED] + self.not_compared[NotCompared.NO_ADAPTER]
+        whole = self.turns and not missing
         return RescoreVerdict.AGREES if whole else RescoreVerdict.NOTHING
 
     def to_dict(self) -> dict[str, Any]:
@@ -197,6 +200,7 @@ async def rescore(
     tolerance: float = TOLERANCE,
     all_versions: bool = False,
     temperature: float | None = None,
+    adapters: Mapping[str, str] | None = None,
     at_once: int = 16,
 ) -> RescoreReport:
     """Recompute the logprobs of recorded tokens on an engine and compare them.
@@ -211,6 +215,7 @@ async def rescore(
         temperature: Temperature of sampling; None: the one in run.json, or 1 if it has none. At temperatures other
             than 0 and 1, the engine reports logprobs of scaled logits while sampling, but computes those of a prompt at
             temperature 1: they are compared as far as the likeliest ids tell them (`proof/tempered.py`).
+        adapters: LoRA adapters that the engine has under another name than the recorded one; "" for merged weights.
         at_once: Maximum number of concurrent requests.
 
     Returns:
@@ -227,7 +232,7 @@ async def rescore(
         sampling = Sampling.of(_recorded_sampling(run), temperature)
         report.temperature = sampling.temperature
         vocabulary = await vocabulary_size(client.control)
-        rescorer = _Rescorer(report, all_versions, sampling, FileStore(directory), vocabulary)
+        rescorer = _Rescorer(report, all_versions, sampling, FileStore(directory), vocabulary, adapters or {})
         chosen = (one for proof in proofs for one in rescorer.select(proof))
         await run_bounded(lambda one: rescorer.compare(client, *one), chosen, at_once)
     report.turns.sort(key=lambda score: (score.episode, score.turn))
@@ -244,14 +249,19 @@ class _Rescorer:
         sampling: Sampling,
         files: FileStore,
         vocabulary: int | None,
+        adapters: Mapping[str, str],
     ) -> None:
         self._report = report
+        self._adapters = adapters
         self._files = files
         self._all_versions = all_versions
         self._sampling, self._vocabulary = sampling, vocabulary
 
-    def select(self, proof: EpisodeProof) -> list[tuple[FlatTrajectory, npt.NDArray[np.intp]]]:
-        """Return the trajectories of an episode, each with the positions to compare; count the other positions."""
+    def select(self, proof: EpisodeProof) -> list[tuple[FlatTrajectory, npt.NDArray[np.intp], str | None]]:
+        """Return what to compare of an episode, and count the other positions.
+
+        That is trajectories, each with positions and the adapter that sampled these (None: the base weights).
+        """
         skipped, now, seen = self._report.not_compared, self._report.weight_version, set[int]()
         chosen = []
         self._report.episodes += 1
@@ -259,28 +269,36 @@ class _Rescorer:
             fresh = np.array([id not in seen for id in flat.turn_ids])
             seen.update(flat.turn_ids)
             free = np.array([proof.turns[id].purpose != "constrained" for id in flat.turn_ids])
-            ours = np.array([self._all_versions or name == now for name in flat.version_names] + [False])
+            ours = np.array([self._all_versions or _weights(name) == now for name in flat.version_names] + [False])
+            named = [adapter_in(name) for name in flat.version_names]
             sampled = (flat.origins == SAMPLED) & fresh[flat.turns]
             constrained = sampled & ~free[flat.turns]
             other = sampled & free[flat.turns] & ~ours[flat.versions]
             skipped.update(
                 {NotCompared.CONSTRAINED: int(constrained.sum()), NotCompared.OTHER_VERSION: int(other.sum())}
             )
-            positions = np.flatnonzero(sampled & ~constrained & ~other)
-            if len(positions):
-                chosen.append((flat, positions))
+            wanted = sampled & ~constrained & ~other
+            for adapter in dict.fromkeys(named):
+                mine = np.array([name == adapter for name in named] + [False])[flat.versions]
+                positions = np.flatnonzero(wanted & mine)
+                if len(positions):
+                    chosen.append((flat, positions, adapter))
         return chosen
 
-    async def compare(self, engine: ScoringEngine, flat: FlatTrajectory, positions: npt.NDArray[np.intp]) -> None:
-        """Recompute the logprobs of a trajectory and report the differences at some positions."""
+    async def compare(
+        self, engine: SGLangClient, flat: FlatTrajectory, positions: npt.NDArray[np.intp], adapter: str | None
+    ) -> None:
+        """Recompute the logprobs of a trajectory with an adapter and report the differences at some positions."""
         first, last = int(positions[0]), int(positions[-1])
         kept = _part(flat.kept, positions)
         try:
             images = prompt_images((image for image in flat.images if image.start <= last), self._files.read)
             ids = flat.token_ids[: last + 1].tolist()
-            whole = await engine.score(ids, first, images=images, top=self._top(kept))
+            loaded = None if adapter is None else self._adapters.get(adapter, adapter) or None
+            whole = await engine.score(ids, first, images=images, top=self._top(kept), adapter=loaded)
         except (LedgerError, EngineError) as error:
-            self._report.not_compared[NotCompared.REFUSED] += len(positions)
+            missing = isinstance(error, RequestRejectedError) and adapter is not None
+            self._report.not_compared[NotCompared.NO_ADAPTER if missing else NotCompared.REFUSED] += len(positions)
             self._report.failures.append(f"episode {flat.episode}, branch {flat.branch}: {error!r:.300}")
             return
         rows = positions - first
@@ -349,6 +367,11 @@ class _Rescorer:
                     wrong_sets=int(wrong[mine].sum()),
                 )
             )
+
+
+def _weights(version: str | None) -> str | None:
+    """Return the version of the base weights; None: unknown."""
+    return version if version is None or "+lora:" not in version else version.partition("+lora:")[0] or None
 
 
 def _part(kept: KeptFacts | None, positions: npt.NDArray[np.intp]) -> KeptFacts | None:

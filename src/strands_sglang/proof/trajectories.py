@@ -16,6 +16,7 @@ import numpy.typing as npt
 import orjson
 
 from strands_sglang.proof.call import CallFacts, ImageFacts, KeptFacts
+from strands_sglang.proof.staleness import StalenessFacts
 
 CONTEXT, SAMPLED, CLOSING = 0, 1, 2
 """Origins of a token, as numbered in the ledger."""
@@ -182,6 +183,8 @@ class TokenCounts:
     """Sampled tokens decoded under a grammar."""
     rolled_back: int = 0
     """Sampled tokens of turns that were rolled back."""
+    stale: int = 0
+    """Sampled tokens that were too old to be trained, or whose group was."""
     unfinished: int = 0
     """Sampled tokens of episodes that may be resumed, whatever their purpose: without an end, failed, or stopped."""
     context: int = 0
@@ -193,7 +196,8 @@ class TokenCounts:
     @property
     def sampled(self) -> int:
         """All sampled tokens."""
-        return self.trained + self.rejected + self.side + self.constrained + self.rolled_back + self.unfinished
+        left = self.rejected + self.side + self.constrained + self.rolled_back + self.stale + self.unfinished
+        return self.trained + left
 
     def count(
         self,
@@ -202,6 +206,7 @@ class TokenCounts:
         trajectories: Iterable[FlatTrajectory],
         *,
         finished: bool,
+        stale: StalenessFacts | None = None,
     ) -> None:
         """Count the tokens of an episode.
 
@@ -210,6 +215,7 @@ class TokenCounts:
             trained: Ids of the turns to train.
             trajectories: Trajectories of the episode.
             finished: Whether the episode has an end after which it is not resumed; if not, no token is trained.
+            stale: What was decided because of the age of its tokens; None: nothing.
         """
         for turn in turns:
             self.context += len(turn.context)
@@ -228,6 +234,8 @@ class TokenCounts:
             loss = int(flat.loss_mask.sum(dtype=int))
             self.trained += loss
             self.shared += sum(len(turns[id].sampled) for id in flat.turn_ids if id in trained) - loss
+            old = loss - int(flat.loss_mask.sum(dtype=int, where=~stale.too_old_in(flat))) if stale else 0
+            self.stale, self.trained = self.stale + old, self.trained - old
 
     def add(self, other: TokenCounts) -> None:
         """Add the counts of another episode."""

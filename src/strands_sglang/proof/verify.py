@@ -28,6 +28,7 @@ from strands_sglang.proof.episode import EpisodeProof, prove_episode
 from strands_sglang.proof.export import ExportComparison
 from strands_sglang.proof.files import SIGNATURE, RunFiles, check_content, read_public_key, signature_error
 from strands_sglang.proof.finding import Finding, FindingKind
+from strands_sglang.proof.trainer import TrainerComparison
 
 
 def verify(
@@ -71,7 +72,8 @@ def verify(
     for finding in files.findings:
         certificate.add(finding)
     export = None if exported is None else ExportComparison(exported, part=exported_part)
-    verifier = RunVerifier(certificate, files.run, export, episodes)
+    trainer = TrainerComparison(Path(directory))
+    verifier = RunVerifier(certificate, files.run, export, episodes, trainer)
     verifier.check_episodes(files, files_lost=files.lost)
     verifier.finish(files.seal, whole=files.whole, run_file=files.run_file)
     for finding in check_content(Path(directory), verifier.referenced):
@@ -118,7 +120,9 @@ class RunVerifier:
         run: Mapping[str, Any] | None,
         export: ExportComparison | None,
         episodes: Collection[str] | None,
+        trainer: TrainerComparison | None = None,
     ) -> None:
+        self._trainer = trainer
         self.certificate = certificate
         certificate.run = None if run is None else run.get("run")
         self._run = run
@@ -162,6 +166,11 @@ class RunVerifier:
                 certificate.add(finding)
             state = self._export
             certificate.exported = ExportedState(state.name, state.rows, state.agreed, state.left_out)
+        if self._trainer is not None:
+            self._trainer.finish(self._wanted)
+            certificate.trainer_values = self._trainer.values
+            for finding in self._trainer.findings:
+                certificate.add(finding)
         if certificate.proved and not certificate.tokens.trained:
             certificate.add(Finding(FindingKind.NOTHING_TRAINED, "no sampled token is trained"))
 
@@ -182,16 +191,19 @@ class RunVerifier:
         certificate.protocols.update(proof.protocols)
         certificate.echoes.update(proof.echoes)
         certificate.other_models.update(proof.other_models)
+        certificate.staleness.update([proof.staleness.decision] if proof.staleness is not None else [])
         for part, value in proof.fingerprint.items():
             certificate.experiment.setdefault(part, Counter())[value] += 1
         certificate.audit_differences += proof.audit_differences
         certificate.events.update({kind.value: count for kind, count in proof.events.items()})
         for finding in proof.findings:
             certificate.add(finding)
+        if self._trainer is not None:
+            self._trainer.compare(proof)
         if proof.finished:
             certificate.trajectories += len(proof.trajectories)
             if self._export is not None:
-                self._export.compare(proof.trajectories, proof.reward)
+                self._export.compare(proof.trajectories, proof.reward, proof.staleness)
 
     def _check_seal(self, seal: Mapping[str, Any]) -> None:
         certificate = self.certificate

@@ -133,10 +133,13 @@ def _detail(generation: Generation, parsed: ParsedTurn, request: TurnRequest, la
         "prompt_tokens": generation.prompt_tokens,
         "cached_tokens": generation.cached_tokens,
         "latency_ms": latency_ms,
+        "time": round(time.time(), 3),
         **request.detail,
     }
     if request.agent is not None and (agent := name_of(request.agent)) is not None:
         detail["agent"] = agent
+    if generation.adapter is not None:
+        detail["adapter"] = generation.adapter
     if generation.continuations:
         detail["continuations"] = generation.continuations
     if generation.discarded_tokens:

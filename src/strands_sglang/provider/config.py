@@ -21,6 +21,7 @@ from strands.models.model import BaseModelConfig
 
 from strands_sglang._checks import check_int, check_number, chosen, did_you_mean
 from strands_sglang.engine import AbortPolicy
+from strands_sglang.engine.adapters import check_name
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.tool_parsers import ToolParser
 
@@ -120,8 +121,11 @@ class SGLangConfig(BaseModelConfig, total=False):
     conversation. The first episodes of a process are always compared, unless the share is 0."""
     deadline: float | None
     """Seconds that one turn may take, including waiting and retries; None: the client's own deadline."""
+    adapter: str | None
+    """LoRA adapter that samples, by the name it was loaded under on every worker; None: the base weights. A `Task` can
+    name another one."""
     extra: dict[str, Any] | None
-    """Further fields of the request to the engine, such as `lora_path`; None: none."""
+    """Further fields of the request to the engine; None: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +149,7 @@ class Settings:
     routed_experts: bool = False
     audit_share: float = 0.02
     deadline: float | None = None
+    adapter: str | None = None
     extra: Mapping[str, Any] | None = None
 
     @classmethod
@@ -211,6 +216,8 @@ def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
     ):
         if name in checked:
             checked[name] = chosen(name, checked[name], kind)
+    if checked.get("adapter") is not None:
+        check_name(checked["adapter"])
     if checked.get("kept_sets", "auto") not in (True, False, "auto"):
         raise ConfigurationError(f"kept_sets must be True, False or 'auto', got {checked['kept_sets']!r}")
     for name in ("max_episode_tokens", "max_response_tokens", "context_window_limit", "alarm_after"):

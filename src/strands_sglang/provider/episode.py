@@ -64,6 +64,16 @@ class EpisodeObserver(Protocol):
         """Routing key for session affinity; None: the episode's id."""
         ...
 
+    @property
+    def adapter(self) -> str | None:
+        """LoRA adapter that samples the episode; None: that of the settings."""
+        ...
+
+    @property
+    def session(self) -> str:
+        """Name of the episode's session of the engine's prefix cache."""
+        ...
+
     def committed(self, turn: Turn, generation: Generation) -> None:
         """Called with a committed turn before the agent receives it; an exception propagates to the agent's loop."""
         ...

@@ -16,7 +16,7 @@ from typing import Any
 
 from strands.types.exceptions import ContextWindowOverflowException
 
-from strands_sglang.engine import Capability, Generation, TokenEngine, can, streams
+from strands_sglang.engine import Capability, Generation, TokenEngine, can, has_sessions, streams
 from strands_sglang.engine.protocol import prompt_images
 from strands_sglang.engine.request import has_kept_sets
 from strands_sglang.errors import (
@@ -112,7 +112,8 @@ class Sampler:
         )
         if request.schema is not None:
             sampling["json_schema"] = request.schema
-        routing_key = None if episode.observer is None else episode.observer.routing_key
+        observer = episode.observer
+        routing_key = None if observer is None else observer.routing_key
         arguments: dict[str, Any] = {"routing_key": routing_key or episode.id, "on_abort": settings.on_abort}
         if call.turn.images:
             self._require(Capability.IMAGES, "takes no images")
@@ -123,6 +124,12 @@ class Sampler:
             arguments["deadline"] = settings.deadline
         if settings.extra is not None:
             arguments["extra"] = settings.extra
+        adapter = settings.adapter if observer is None else observer.adapter or settings.adapter
+        if adapter is not None:
+            self._require(Capability.ADAPTERS, "has no LoRA adapters to choose from")
+            arguments["adapter"] = adapter
+        if observer is not None and has_sessions(self.engine):
+            arguments["session"] = observer.session
         if self._wants_kept_sets(settings, sampling, constrained=request.schema is not None):
             # The engine returns sets only below a bound. What it leaves out then is left out of the set as well.
             sampling["top_k"] = kept_top_k(sampling)
@@ -131,7 +138,7 @@ class Sampler:
             self._require(Capability.ROUTED_EXPERTS, "does not report routed experts")
             parent = call.turn.parent
             arguments["routed_experts_start"] = max(0, parent.end - 1) if parent is not None else 0
-        if episode.observer is None:
+        if observer is None:
             sampling["max_new_tokens"] = await hold.tokens(sampling["max_new_tokens"])
         else:
             arguments["hold"] = hold

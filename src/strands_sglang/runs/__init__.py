@@ -11,8 +11,10 @@ from strands_sglang.runs.offline.evaluation import Evaluation, evaluate
 from strands_sglang.runs.offline.replay import ReplayResult, ReplayVerdict, replay
 from strands_sglang.runs.offline.score_run import ScoreRunResult, score_run
 from strands_sglang.runs.offline.teacher import TeacherReport, teacher_logprobs
+from strands_sglang.runs.recording.mcp_tools import MCPTools
 from strands_sglang.runs.reward import Reward
 from strands_sglang.runs.runner import RunOptions, rollout, rollout_sync
+from strands_sglang.runs.staleness import MaxStaleness
 from strands_sglang.runs.task import Task
 from strands_sglang.runs.workers.spec import BuildAgent, ScoreEpisode
 
@@ -43,5 +45,7 @@ __all__ = [
     "evaluate",
     "Evaluation",
     "Tracker",
+    "MCPTools",
+    "MaxStaleness",
     "Durability",
 ]

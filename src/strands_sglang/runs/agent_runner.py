@@ -49,6 +49,7 @@ from strands_sglang.runs.end_reason import EndReason, LimitReachedError
 from strands_sglang.runs.episode import Failure
 from strands_sglang.runs.limits import Limits, MultiAgentLimits
 from strands_sglang.runs.main_branch import answer_of, main_turn
+from strands_sglang.runs.recording.opened import close_with
 from strands_sglang.runs.recording.other_models import OtherModels, takes_models
 from strands_sglang.runs.recording.recorder import EpisodeRecorder, within
 from strands_sglang.runs.recording.replay_log import RecordEndedError
@@ -195,6 +196,7 @@ class EpisodeRun:
 
     def _add_agent(self, agent: Any) -> None:
         record_tools(agent)
+        close_with(self.recorder.opened, agent)
         if not within.get() and all(agent is not known for known in self.agents):
             self.agents.append(agent)
 
@@ -221,7 +223,8 @@ class EpisodeRun:
                 if isinstance(agent, RemoteAgent):
                     agent = partial(self._run_remote, agent, model, gateways)
                 self.agent = agent
-                name_nodes(agent)
+                for one in (agent, self.main_agent, *name_nodes(agent)):
+                    close_with(self.recorder.opened, one)
                 if not (hasattr(agent, "invoke_async") and hasattr(agent, "messages")):
                     self.recorder.agent_limits = MultiAgentLimits(limits.max_turns, limits.max_tool_calls)
                 elif limits.max_tool_calls is not None:

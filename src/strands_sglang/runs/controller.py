@@ -14,9 +14,10 @@ from dataclasses import replace
 from typing import Any
 
 from strands_sglang._version import __version__
+from strands_sglang.ledger.event import CallData, data_of
 from strands_sglang.ledger.run_dir import write_run
 from strands_sglang.ledger.seal import seal
-from strands_sglang.runs.episode import Episode
+from strands_sglang.runs.episode import Episode, TurnCounts
 from strands_sglang.runs.experiment import experiment_of, origin, served_model
 from strands_sglang.runs.groups import GroupCollector
 from strands_sglang.runs.monitoring.progress import Reporter
@@ -29,6 +30,8 @@ from strands_sglang.runs.workers.local import LocalWorker
 from strands_sglang.runs.workers.spec import EpisodeSpec, RunSpec
 
 logger = logging.getLogger(__name__)
+
+_VERSION_SECONDS = 1.0  # between two looks at the engine's weight version
 
 
 def open_run(
@@ -108,14 +111,22 @@ class RunController:
                     self._groups(tasks, samples),
                     concurrency=concurrency,
                     prefix_warmup=prefix_warmup,
-                    on_begin=lambda spec: totals.began(spec.id),
-                    on_turn=lambda counts: totals.turn(*counts),
+                    on_begin=self._began,
+                    on_turn=self._turn,
                     on_end=self._ended,
                 )
                 self.collector.on_complete = lambda task: schedule.stop_task(task.id)
-                await schedule.run()
+                self.collector.on_retry = lambda task, first: schedule.add(self._retried(task, samples, first))
+                watching = asyncio.ensure_future(self._stop_stale(schedule))
+                try:
+                    await schedule.run()
+                finally:
+                    watching.cancel()
+                    await asyncio.wait({watching})
             finally:
                 await worker.close()
+                if self.collector.gate is not None:
+                    await self.collector.gate.close()
             await self._close_run()
             run_ended(span, totals.snapshot())
 
@@ -157,11 +168,39 @@ class RunController:
             self._scored += sum(spec.unscored for spec in specs)
             yield specs
 
+    def _retried(self, task: Task, samples: int, first: int) -> list[EpisodeSpec]:
+        """Return the episodes of a task that is run again because its group became too old."""
+        totals, needed = self.reporter.totals, self.collector.stop_criteria.needed(samples)
+        totals.total = None if totals.total is None else totals.total + samples
+        return self._previous_run.specs(task, samples, needed, scored=self.run_spec.reward is not None, first=first)
+
+    async def _stop_stale(self, schedule: Scheduler) -> None:
+        """Stop running episodes whose group is too old after an update of the weights, until cancelled."""
+        gate = self.collector.gate
+        if gate is None or not gate.rule.stops_running:
+            return
+        try:
+            while True:
+                await asyncio.sleep(_VERSION_SECONDS)
+                self.collector.discard_lost(await gate.current())
+        except Exception as error:
+            schedule.fail(error)
+
+    def _began(self, spec: EpisodeSpec) -> None:
+        self.reporter.totals.began(spec.id)
+        for call in () if spec.record is None else spec.record.calls:
+            versions = (span[0] for span in data_of(call, CallData)["versions"])
+            self.collector.sampled(spec.task.id, spec.sample, versions)
+
+    def _turn(self, spec: EpisodeSpec, counts: TurnCounts) -> None:
+        self.reporter.totals.turn(counts.sampled, counts.cached, counts.prompt)
+        self.collector.sampled(spec.task.id, spec.sample, counts.versions)
+
     async def _ended(self, episode: Episode, restored: bool) -> bool:
         totals, collector = self.reporter.totals, self.collector
         totals.finished(episode, restored=restored)
         enough = await collector.add(episode)
-        totals.groups(collector.kept, collector.dropped, collector.filters.errors)
+        totals.groups(collector.kept, collector.dropped, collector.filters.errors, collector.stale)
         if self._on_episode is not None:
             returned = self._on_episode(episode)
             if inspect.isawaitable(returned):

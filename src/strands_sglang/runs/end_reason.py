@@ -36,7 +36,8 @@ class EndReason(str, Enum):
     TIMEOUT = "timeout"
     """`Limits.episode_timeout` was reached."""
     NOT_NEEDED = "not_needed"
-    """The run had enough episodes and stopped this one; its requests were aborted on the engine."""
+    """The run stopped it, because it had enough episodes, or because its group became too old to be trained; its
+    requests were aborted on the engine."""
     PAUSED = "paused"
     """The episode was paused before its end and can be resumed: see `Episode.record`."""
     ENGINE_ERROR = "engine_error"
@@ -44,7 +45,7 @@ class EndReason(str, Enum):
     TOOL_UNAVAILABLE = "tool_unavailable"
     """A tool raised `ToolUnavailableError`, for example because no sandbox can be started."""
     OTHER_MODEL_ERROR = "other_model_error"
-    """Another model of the episode, such as a simulated user, failed for good, or was truncated when an agent asked."""
+    """Another model of the episode (a simulated user, say) failed permanently, or was truncated when an agent asked."""
     AGENT_ERROR = "agent_error"
     """The agent's code, or `build`, raised an error."""
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
 
 from strands_sglang.engine import RoutedExperts
+from strands_sglang.ledger.event import StalenessData, data_of
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.runs.recording.pausable_engine import PartialTurn
@@ -26,11 +28,14 @@ class TurnCounts(NamedTuple):
     cached: int | None
     """Number of prompt tokens served from the engine's prefix cache; None: the engine did not report it."""
     prompt: int
+    versions: tuple[str | None, ...] = ()
+    """Weight versions that sampled it."""
 
     @classmethod
     def of(cls, turn: Turn) -> TurnCounts:
         """Return the counts of a turn."""
-        return cls(len(turn.sampled), turn.detail.get("cached_tokens"), turn.sampled_start)
+        versions = tuple(dict.fromkeys(span.version for span in turn.versions))
+        return cls(len(turn.sampled), turn.detail.get("cached_tokens"), turn.sampled_start, versions)
 
 
 OnTurn: TypeAlias = Callable[[TurnCounts], None]
@@ -112,6 +117,55 @@ class Failure:
     """The traceback; "" if there is none."""
 
 
+class StalenessDecision(str, Enum):
+    """What was decided about an episode because of the age of its tokens."""
+
+    KEPT = "kept"
+    """It is trained."""
+    MASKED = "masked"
+    """It is trained, except for its tokens that are too old."""
+    DROPPED = "dropped"
+    """It is not trained, because a token of its group is too old."""
+    RETRIED = "retried"
+    """The same, and new episodes of its task are run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Staleness:
+    """The age of an episode's tokens when its group was handed over, and what was decided (`runs/staleness.py`)."""
+
+    decision: StalenessDecision
+    limit: int
+    """Largest age that is trained, in weight updates."""
+    action: str
+    current: str | None
+    """The weight version at that time; None: unknown."""
+    ages: dict[str | None, int | None]
+    """Age by weight version of the tokens that may be trained; None: the version has no place in the order."""
+    age: int | None
+    """The largest age of a token of its group; None: none is known."""
+
+    @property
+    def dropped(self) -> bool:
+        """Whether the episode is not trained."""
+        return self.decision in (StalenessDecision.DROPPED, StalenessDecision.RETRIED)
+
+    @property
+    def too_old(self) -> frozenset[str | None]:
+        """The weight versions whose tokens are too old."""
+        return frozenset(version for version, age in self.ages.items() if age is not None and age > self.limit)
+
+    @classmethod
+    def of(cls, record: EpisodeRecord) -> Staleness | None:
+        """Return what is recorded about an episode; None: nothing was decided."""
+        if record.staleness is None:
+            return None
+        data = data_of(record.staleness, StalenessData)
+        ages: Any = data["ages"]
+        decision = StalenessDecision(data["decision"])
+        return cls(decision, data["limit"], data["action"], data["current"], dict(ages), data["age"])
+
+
 @dataclass(slots=True)
 class Episode:
     """One run of an agent on a task.
@@ -154,6 +208,10 @@ class Episode:
     """The experiment it was run as: `agent`, `reward`, `settings`, ...; without a ledger, only template and parser."""
     restored: bool = False
     """Whether a previous run ended it and this run read it from the ledger."""
+    staleness: Staleness | None = None
+    """Whether its tokens are too old to be trained; None: that was not decided."""
+    chain_end: tuple[int, int, bytes] | None = field(default=None, repr=False)
+    """Where its ledger continues: epoch, number and previous digest of a next event; None: it is not written."""
 
     @property
     def reward(self) -> float | None:
@@ -165,6 +223,8 @@ class Episode:
         """The tree of all turns; fetched at the first access if it is on another machine."""
         if not isinstance(self.source, TokenTree):
             self.source = self.source()
+        masked = self.staleness is not None and self.staleness.decision is StalenessDecision.MASKED
+        self.source.untrained_versions = self.staleness.too_old if masked and self.staleness else frozenset()
         return self.source
 
     @property

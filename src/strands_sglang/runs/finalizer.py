@@ -286,6 +286,7 @@ class EpisodeFinalizer:
             episode.record = spec.record
         else:
             await self._write_end(recorder, episode, episode_run)
+            episode.chain_end = recorder.chain_end
         return episode
 
     async def score(self, record: EpisodeRecord) -> Episode:
@@ -312,6 +313,7 @@ class EpisodeFinalizer:
             if by:
                 reward["by"] = by
             chain.append(EventKind.REWARD, reward)
+            episode.chain_end = (chain.epoch, chain.number, chain.head)
             await self._flush()
         return episode
 

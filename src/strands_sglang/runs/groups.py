@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias, overload
@@ -19,9 +19,10 @@ from typing import TypeAlias, overload
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.ledger.fingerprint import differing
 from strands_sglang.runs.end_reason import EndReason
-from strands_sglang.runs.episode import Episode
+from strands_sglang.runs.episode import Episode, Staleness, StalenessDecision
 from strands_sglang.runs.monitoring.metrics import RunMetrics
 from strands_sglang.runs.reward import describe_error
+from strands_sglang.runs.staleness import StalenessGate
 from strands_sglang.runs.stop_criteria import StopCriteria
 from strands_sglang.runs.task import Task
 
@@ -125,6 +126,10 @@ class _GroupState:
     """Episodes that failed. They count towards a complete group only when no other episode is outstanding."""
     complete: bool = False
     kept: bool = False
+    first: int = 0
+    """Number of the first sample; above 0 if the task is run again because its group became too old."""
+    versions: set[str | None] = field(default_factory=set)
+    """Weight versions of the tokens that its episodes sampled so far."""
 
 
 @dataclass(slots=True)
@@ -135,11 +140,23 @@ class GroupCollector:
     filters: GroupFilters
     on_complete: Callable[[Task], None] = lambda task: None
     """Called when a group is complete before all episodes of its task have ended."""
+    gate: StalenessGate | None = None
+    """Decides whether a complete group is too old; None: none is."""
+    on_retry: Callable[[Task, int], None] = lambda task, first: None
+    """Called with a task that is run again, and the number of its first new sample."""
     by_task: dict[str, _GroupState] = field(default_factory=dict)
+    replaced: list[Group] = field(default_factory=list)
+    """Groups that were too old, of tasks that were run again."""
     left_over: list[Episode] = field(default_factory=list)
     """As `RunResult.left_over`."""
     kept: int = 0
     dropped: int = 0
+    stale: int = 0
+    """Groups that were too old; part of `dropped`."""
+    _open: dict[str, _GroupState] = field(default_factory=dict)
+    """Groups that are not complete and have tokens, by task."""
+    _lost: dict[tuple[str, int], Staleness] = field(default_factory=dict)
+    """What was decided about groups that were too old, by task and by how often it was run again before."""
 
     def expect(self, task: Task, samples: int, number: int | None = None) -> None:
         """Register a task and its number of episodes; `number`: index of the task, None: those registered so far."""
@@ -153,6 +170,13 @@ class GroupCollector:
     async def add(self, episode: Episode) -> bool:
         """Add an episode that ended; return whether the run has enough groups now."""
         entry = self.by_task[episode.task.id]
+        self.sampled(episode.task.id, episode.sample, episode.metrics.versions)
+        attempt = episode.sample // entry.expected
+        if self.gate is not None and (decided := self._lost.get((episode.task.id, attempt))) is not None:
+            self.gate.note(episode, decided)
+        if episode.sample < entry.first:  # of a group that was replaced
+            self.left_over.append(episode)
+            return self.enough
         entry.ended += 1
         if episode.end_reason is EndReason.NOT_NEEDED or entry.complete or self.enough:
             self.left_over.append(episode)
@@ -173,15 +197,60 @@ class GroupCollector:
         entry.group.episodes.sort(key=lambda one: one.sample)
         if entry.ended < entry.expected:
             self.on_complete(entry.group.task)
-        kept = await self.filters.keep(entry.group)
+        if self.gate is not None:
+            fresh = self._is_fresh(entry, await self.gate.current())
+            await self.gate.flushed()
+        else:
+            fresh = not any(one.staleness is not None and one.staleness.dropped for one in entry.group.episodes)
+        kept = fresh and await self.filters.keep(entry.group)
         entry.kept = kept and not self.enough  # another group may have become the last one while a filter was awaited
         self.kept += entry.kept
         self.dropped += not entry.kept
 
+    def sampled(self, task: str, sample: int, versions: Iterable[str | None]) -> None:
+        """Register the weight versions of tokens of an episode that is running or has ended."""
+        entry = self.by_task[task]
+        if not entry.complete and sample >= entry.first:
+            entry.versions.update(versions)
+            self._open[task] = entry
+
+    def discard_lost(self, current: str | None) -> None:
+        """Drop the groups that are not complete and too old already, and stop their running episodes."""
+        if self.gate is None or not self.gate.rule.stops_running:
+            return
+        stale = self.gate.rule.stale
+        # A group that is complete already is just being decided.
+        for entry in [one for one in self._open.values() if not one.complete and stale(one.versions, current)]:
+            # Nothing is awaited from here on: the run does not end before the task is run again.
+            entry.complete = True
+            self.left_over.extend(entry.failed)
+            self.on_complete(entry.group.task)
+            self.dropped += 1
+            self._is_fresh(entry, current)
+
+    def _is_fresh(self, entry: _GroupState, current: str | None) -> bool:
+        """Return whether a complete group may be trained; if not, its task may be run again."""
+        assert self.gate is not None
+        task, attempt = entry.group.task, entry.first // entry.expected
+        self._open.pop(task.id, None)
+        retry = attempt < self.gate.rule.retries and not self.enough
+        decided = self.gate.decide(entry.group.episodes, current, retry=retry, others=entry.versions)
+        if not decided.dropped:
+            return True
+        self.stale += 1
+        self._lost[task.id, attempt] = decided
+        if decided.decision is StalenessDecision.RETRIED:
+            self.replaced.extend([entry.group] if entry.group.episodes else [])
+            first = entry.first + entry.expected
+            self.by_task[task.id] = _GroupState(Group(task), entry.number, entry.expected, first=first)
+            self.on_retry(task, first)
+        return False
+
     def groups(self, kept: bool) -> list[Group]:
         """Return the kept groups, or the dropped ones with those not complete, in the order of their tasks."""
         entries = sorted(self.by_task.values(), key=lambda entry: entry.number)
-        return [entry.group for entry in entries if entry.kept is kept and entry.group.episodes]
+        found = [entry.group for entry in entries if entry.kept is kept and entry.group.episodes]
+        return found if kept else [*self.replaced, *found]
 
 
 @dataclass(slots=True)
@@ -197,7 +266,7 @@ class RunResult:
     """The kept groups, in the order of their tasks; the episodes of each are ordered by sample number."""
     metrics: RunMetrics
     dropped: list[Group] = field(default_factory=list)
-    """Groups that a filter dropped, or that were not complete when the run had enough groups."""
+    """Groups that a filter dropped, that were too old, or that were not complete when the run had enough groups."""
     left_over: list[Episode] = field(default_factory=list)
     """Episodes in no group: stopped as `not_needed`, or failed or ended when their group was complete without them."""
     directory: Path | None = None

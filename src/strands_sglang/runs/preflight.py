@@ -37,10 +37,12 @@ async def preflight_run(
     limits: Limits | None = None,
     *,
     needs_kept_sets: bool = False,
+    samples: int | None = None,
 ) -> None:
     """Check that the server fits the episodes of a run; see `preflight`. Does nothing for an engine that is no server.
 
     `sampling` and `limits` None: those of the run. `needs_kept_sets`: the trainer needs them for top-p sampling.
+    `samples`: episodes of each task; None: unknown.
     """
     if not is_server(client := run_spec.client):
         return
@@ -48,7 +50,9 @@ async def preflight_run(
     if sampling is not None:
         options = {**options, "sampling_params": dict(sampling), "params": None}
     limits = limits or run_spec.limits
-    await preflight(Setup(client, run_spec.tokenizer, options, limits, needs_kept_sets, seconds=SECONDS))
+    setup = Setup(client, run_spec.tokenizer, options, limits, needs_kept_sets, seconds=SECONDS)
+    setup.seed, setup.samples = run_spec.seed, samples
+    await preflight(setup)
 
 
 async def preflight(setup: Setup) -> None:
@@ -117,5 +121,6 @@ def _key(setup: Setup, tokenizer: Any) -> str:
         *(setup.client.base_url, type(tokenizer).__name__, str(getattr(tokenizer, "name_or_path", "")), len(tokenizer)),
         *(added_tokens(tokenizer), options.get("chat_template") or own, setup.template_arguments, setup.sampling),
         *(asdict(setup.limits), options.get("extra"), options.get("kept_sets"), setup.needs_kept_sets),
+        *(setup.seed, setup.samples),
     ]
     return hashlib.sha256(dump_bytes(parts, non_str_keys=True)).hexdigest()

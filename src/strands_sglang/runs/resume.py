@@ -38,7 +38,7 @@ from strands_sglang.ledger.seal import SealFault, check_seal, read_seal, seal
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.provider.episode import read_conversations
 from strands_sglang.runs.end_reason import EndReason
-from strands_sglang.runs.episode import Episode, EpisodeMetrics, Failure
+from strands_sglang.runs.episode import Episode, EpisodeMetrics, Failure, Staleness
 from strands_sglang.runs.experiment import Part, difference
 from strands_sglang.runs.reward import Reward
 from strands_sglang.runs.task import Task
@@ -149,9 +149,9 @@ class PreviousRun:
             if record.calls:
                 yield record.fingerprint.get(part.value)
 
-    def complete_at(self, task: Task, samples: int, needed: int) -> float:
+    def complete_at(self, task: Task, samples: int, needed: int, first: int = 0) -> float:
         """Return when the group of a task was complete, in seconds since 1970; infinity: never; see `specs`."""
-        ended = [self.finished.get(EpisodeSpec(task, sample).id) for sample in range(samples)]
+        ended = [self.finished.get(EpisodeSpec(task, sample).id) for sample in range(first, first + samples)]
         times = sorted(one.time for one in ended if one is not None and not one.end_reason.resumable)
         return times[needed - 1] if len(times) >= needed else math.inf
 
@@ -161,14 +161,17 @@ class PreviousRun:
         complete = self.complete_at(task, samples, needed) < math.inf
         return any(one is None or (one.end_reason.resumable and not complete) for one in ended)
 
-    def specs(self, task: Task, samples: int, needed: int, *, scored: bool = False) -> list[EpisodeSpec]:
+    def specs(
+        self, task: Task, samples: int, needed: int, *, scored: bool = False, first: int = 0
+    ) -> list[EpisodeSpec]:
         """Return the episodes of a task: first the finished ones, in the order in which they ended.
 
         `needed` episodes that neither failed nor were stopped complete the group; if there are fewer, the others are
         resumed. `scored`: finished episodes without a score are scored. ConfigurationError if the id had another task.
+        `first`: number of the first sample, above 0 if the task is run again because its group became too old.
         """
-        specs = [EpisodeSpec(task.copy(), sample) for sample in range(samples)]
-        complete = self.complete_at(task, samples, needed) < math.inf
+        specs = [EpisodeSpec(task.copy(), sample) for sample in range(first, first + samples)]
+        complete = self.complete_at(task, samples, needed, first) < math.inf
         for spec in specs:
             finished, record = self.finished.pop(spec.id, None), self.unfinished.pop(spec.id, None)
             if finished is not None and (complete or not finished.end_reason.resumable):
@@ -183,11 +186,14 @@ class PreviousRun:
         return sorted(specs, key=lambda spec: spec.finished.time if spec.finished is not None else math.inf)
 
 
+_CONTENT = ("prompt", "answer", "data", "adapter")
+
+
 def check_task(spec: EpisodeSpec, recorded: Task) -> None:
     """Raise ConfigurationError if an episode was recorded with another task of the same id."""
     if recorded == spec.task:
         return
-    differs = next(name for name in ("prompt", "answer", "data") if getattr(recorded, name) != getattr(spec.task, name))
+    differs = next(name for name in _CONTENT if getattr(recorded, name) != getattr(spec.task, name))
     was, now = getattr(recorded, differs), getattr(spec.task, differs)
     raise ConfigurationError(
         f"episode {spec.id} was recorded with another {differs}: {was!r:.80}, got {now!r:.80}. Use a new id for a "
@@ -260,6 +266,8 @@ def restored(record: EpisodeRecord) -> Episode:
         time=end["time"],
         fingerprint=record.fingerprint,
         restored=True,
+        staleness=Staleness.of(record),
+        chain_end=(record.events[-1].epoch, record.next_number, record.head),
     )
 
 
@@ -300,6 +308,8 @@ def directory_lock(directory: Path) -> Iterator[None]:
             handle = os.open(directory / ".lock", os.O_CREAT | os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
             _locked_files.add(handle)
     except OSError as error:
+        if isinstance(error, FileExistsError):
+            raise ConfigurationError(f"directory must be the directory of a run, got the file {directory}") from error
         raise LedgerError(f"the directory {directory} cannot be written to: {error}") from error
     owner = os.getpid()
     try:

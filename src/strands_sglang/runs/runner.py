@@ -40,6 +40,7 @@ from strands_sglang.runs.preflight import preflight_run
 from strands_sglang.runs.recording.event_data import ToolArguments
 from strands_sglang.runs.recording.other_models import checked_models
 from strands_sglang.runs.resume import PreviousRun, directory_lock, read_previous_run
+from strands_sglang.runs.staleness import MaxStaleness, StalenessGate
 from strands_sglang.runs.stop_criteria import StopCriteria
 from strands_sglang.runs.task import Task, check_unique
 from strands_sglang.runs.workers.process_tuning import check_open_files, infrequent_gc, threads_for, tool_threads
@@ -131,6 +132,20 @@ def check_names(options: Collection[str], known: Collection[str]) -> None:
             raise ConfigurationError(f"unknown argument {name!r}; did you mean {close!r}?")
 
 
+def check_seed(seed: Any, model_options: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError for a seed that is no integer, or if all turns are given one seed too."""
+    if seed is None:
+        return
+    if type(seed) is not int:
+        raise ConfigurationError(f"seed must be an int, got {seed!r:.100}")
+    sampling = model_options.get("sampling_params") or model_options.get("params") or {}
+    if "sampling_seed" in sampling:
+        raise ConfigurationError(
+            "seed and sampling_params['sampling_seed'] must not both be given: remove sampling_seed, which would be "
+            "the same for every turn"
+        )
+
+
 def tracked_run(run_spec: RunSpec, samples_per_task: int, concurrency: int) -> TrackedRun:
     """Return run metadata for a tracker."""
     settings = {"samples_per_task": samples_per_task, "concurrency": concurrency, **run_spec.settings()}
@@ -161,6 +176,8 @@ async def rollout(
     on_episode: Callable[[Episode], Any] | None = None,
     tracker: str | Tracker | None = None,
     models: Mapping[str, Any] | None = None,
+    seed: int | None = None,
+    max_staleness: MaxStaleness | int | None = None,
     options: RunOptions | None = None,
     **model_options: Unpack[ModelOptions],
 ) -> RunResult:
@@ -198,6 +215,11 @@ async def rollout(
         models: Other models than the policy, by name, such as a simulated user or a judge: Strands models, or functions
             that make one in each process. `build(task, model, models)` and `reward(episode, models)` get those of
             their episode. Their answers are recorded, and never trained. None: there are none.
+        seed: A seed for every turn is derived from it (`turn_seed`), so that the run can be repeated on an engine with
+            deterministic inference. None: the engine chooses at random.
+        max_staleness: The number of weight updates after which a token is too old to be trained, or a `MaxStaleness`
+            that also says what happens to its group then. It is decided when a group is complete, before `filters`.
+            None: tokens of any age are trained.
         options: Less common options; None: the defaults of `RunOptions`.
         **model_options: Further arguments of `SGLangModel`: `sampling_params`, `tool_parser`, `enable_thinking`, ...
 
@@ -244,6 +266,7 @@ async def rollout(
         raise ConfigurationError(
             f"min_samples_per_task must be at most samples_per_task ({samples_per_task}), got {min_samples_per_task}"
         )
+    check_seed(seed, model_options)
     others = checked_models(models, build, reward)
     checked = checked_tasks(tasks)
     own_client = None
@@ -258,6 +281,7 @@ async def rollout(
         limits=limits or Limits(),
         model_options=dict(model_options),
         models=others,
+        seed=seed,
         directory=path,
         run=uuid.uuid4().hex,
         durability=options.durability,
@@ -267,6 +291,8 @@ async def rollout(
         tune_runtime=options.tune_runtime,
         fast_agents=options.fast_agents,
     )
+    rule = MaxStaleness.of(max_staleness)
+    gate = None if rule is None else StalenessGate(rule, client, path)
     display = display_for(progress, title="rollout" if path is None else f"rollout {path.name}")
     chosen_tracker = tracker_for(tracker)
     group_filters = GroupFilters([filters] if callable(filters) else filters)
@@ -292,14 +318,14 @@ async def rollout(
         controller = RunController(
             run_spec,
             previous_run,
-            GroupCollector(StopCriteria(stop_after_groups, min_samples_per_task), group_filters),
+            GroupCollector(StopCriteria(stop_after_groups, min_samples_per_task), group_filters, gate=gate),
             on_episode,
             options.stop_if_first_fail,
             options.allow_changed,
         )
         try:
             if options.preflight and controller.may_sample(checked, samples_per_task):
-                await preflight_run(run_spec)
+                await preflight_run(run_spec, samples=samples_per_task)
             about, interval = tracked_run(controller.run_spec, samples_per_task, concurrency), options.metrics_interval
             async with (
                 Tracking(chosen_tracker, about) as tracking,

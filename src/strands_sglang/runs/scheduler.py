@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Protocol
 
 from strands_sglang.runs.episode import Episode, OnTurn, TurnCounts
@@ -56,7 +56,7 @@ class Scheduler:
         concurrency: int,
         prefix_warmup: float | None,
         on_begin: Callable[[EpisodeSpec], None],
-        on_turn: OnTurn,
+        on_turn: Callable[[EpisodeSpec, TurnCounts], None],
         on_end: Callable[[Episode, bool], Awaitable[bool]],
     ) -> None:
         """Prepare the schedule of the episodes of each task (`groups`), which are read as slots become free.
@@ -101,6 +101,16 @@ class Scheduler:
     @property
     def _free(self) -> bool:
         return len(self._live) < self._concurrency and not self._enough and self._error is None
+
+    def add(self, specs: Iterable[EpisodeSpec]) -> None:
+        """Run further episodes, before the tasks that were not read yet. Episodes must be running, or waiting."""
+        self._ready.extend(specs)
+        self._change.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Stop the run; `run` raises the error."""
+        self._error = self._error or error
+        self._change.set()
 
     def stop_task(self, task: str) -> None:
         """Stop the remaining episodes of a task whose group is complete; running ones end as `not_needed`."""
@@ -152,7 +162,7 @@ class Scheduler:
     async def _run_episode(self, spec: EpisodeSpec, running: _Running) -> None:
         def on_turn(counts: TurnCounts) -> None:
             self._release_siblings(spec.task.id)
-            self._on_turn(counts)
+            self._on_turn(spec, counts)
 
         try:
             episode = spec.finished
@@ -164,7 +174,7 @@ class Scheduler:
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            self._error = self._error or error
+            self.fail(error)
 
     async def _stop(self, *, stop: bool) -> None:
         """Stop all running episodes and wait until they have ended, even if this wait is cancelled."""

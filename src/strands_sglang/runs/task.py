@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from strands_sglang.engine.adapters import check_name
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.ledger.event import TaskData
 from strands_sglang.ledger.files import FileStore, Put, plain, with_images
@@ -36,12 +37,16 @@ class Task:
     """Any other data of the task: plain JSON data, never shown to the model."""
     id: str = ""
     """Unique within a run: up to 200 printable characters without "/". "" is replaced by a digest of the content."""
+    adapter: str | None = None
+    """LoRA adapter that samples the episodes of this task; None: that of the run."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.prompt, (str, list)):
             raise ConfigurationError(
                 f"the prompt of a task must be a str or a list of content blocks, got {self.prompt!r:.100}"
             )
+        if self.adapter is not None:
+            check_name(self.adapter)
         whole = [plain(self.prompt, None), self.answer, self.data]
         try:
             content = orjson.dumps(whole, option=orjson.OPT_SORT_KEYS)
@@ -55,6 +60,7 @@ class Task:
                 "read again: use numbers, strings, lists, and dicts with string keys"
             )
         id = "" if self.id is None else str(self.id)
+        content += (self.adapter or "").encode()
         id = id or hashlib.blake2b(content, digest_size=6).hexdigest()
         object.__setattr__(self, "id", id)
         if "/" in id or not id.isprintable() or len(id) > 200:
@@ -81,7 +87,10 @@ class Task:
 
     def to_dict(self, put: Put | None = None) -> TaskData:
         """Return the task as the data of a `BEGIN` event; `put` stores bytes of images, None: the data has them."""
-        return {"prompt": plain(self.prompt, put), "answer": self.answer, "data": self.data, "id": self.id}
+        data: TaskData = {"prompt": plain(self.prompt, put), "answer": self.answer, "data": self.data, "id": self.id}
+        if self.adapter is not None:
+            data["adapter"] = self.adapter
+        return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], files: FileStore | None = None) -> Task:

@@ -223,8 +223,18 @@ def branch_teacher(path: Sequence[Turn]) -> TeacherLogprobs | None:
     return TeacherLogprobs.of(logprobs, ids, values)
 
 
-def flatten_branch(tree: str, path: Sequence[Turn], trained: Container[int], *, main: bool = False) -> Trajectory:
-    """Return a branch, given as its turns (maybe none), as a trajectory; `trained`: turns with loss mask 1."""
+def flatten_branch(
+    tree: str,
+    path: Sequence[Turn],
+    trained: Container[int],
+    *,
+    main: bool = False,
+    untrained_versions: Container[str | None] = (),
+) -> Trajectory:
+    """Return a branch, given as its turns (maybe none), as a trajectory; `trained`: turns with loss mask 1.
+
+    Tokens that one of `untrained_versions` of the weights sampled have loss mask 0 in any case.
+    """
     count = path[-1].end if path else 0
     ids, logprobs = array("i"), np.zeros(count)
     mask, origins = np.zeros(count, np.int8), np.full(count, Origin.CONTEXT, np.int8)
@@ -240,6 +250,8 @@ def flatten_branch(tree: str, path: Sequence[Turn], trained: Container[int], *, 
         mask[first:end] = turn.id in trained
         for version, begins, ends in turn.versions:
             versions[first + begins : first + ends] = names.setdefault(version, len(names))
+            if version in untrained_versions:
+                mask[first + begins : first + ends] = 0
     return Trajectory(
         token_ids=np.asarray(ids),
         loss_mask=mask,

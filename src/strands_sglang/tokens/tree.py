@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 import uuid
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from strands_sglang.errors import CountMismatchError, RecordError, TreeError
@@ -47,6 +47,8 @@ class TokenTree:
         self.main: int | None = None
         """Id of a turn of the main branch, which gave the episode's answer; -1: none is certain; None: not determined,
         and then the only branch is the main one."""
+        self.untrained_versions: frozenset[str | None] = frozenset()
+        """Weight versions whose tokens have no loss, because they are too old."""
         self._turns: list[Turn] = []
         self._children: dict[int, list[int]] = {}
         self._rejected: set[int] = set()
@@ -288,7 +290,7 @@ class TokenTree:
         trajectories, main = [], self.main_leaf()
         for end in branch_ends(turns, counted):
             path = self.path(end)
-            trajectories.append(flatten_branch(self.id, path, counted, main=main is not None and end.id == main.id))
+            trajectories.append(self._flat_path(path, counted, main=main is not None and end.id == main.id))
             counted.difference_update(turn.id for turn in path)
         return trajectories
 
@@ -312,7 +314,10 @@ class TokenTree:
         path = self.path(leaf)
         trained = {turn.id for turn in path if not turn.rejected}
         main = self.main_leaf()
-        return flatten_branch(self.id, path, trained, main=main is not None and leaf.id == main.id)
+        return self._flat_path(path, trained, main=main is not None and leaf.id == main.id)
+
+    def _flat_path(self, path: Sequence[Turn], trained: Container[int], *, main: bool) -> Trajectory:
+        return flatten_branch(self.id, path, trained, main=main, untrained_versions=self.untrained_versions)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the whole tree as plain lists, numbers and strings, which `from_dict` reads back exactly."""

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from strands_sglang.errors import SandboxUnavailableError
-from strands_sglang.tools.interpreter import PACKAGES, PROGRAM, Interpreter
+from strands_sglang.tools.interpreter import HOME, PACKAGES, PROGRAM, Interpreter
 from strands_sglang.tools.sandbox_types import Privileges, SandboxLimits
 from strands_sglang.tools.seccomp import seccomp_filter
 
@@ -50,6 +50,9 @@ ENVIRONMENT = {
 }
 """The complete environment in the sandbox."""
 
+WORKSPACE = "/workspace"  # as `WORKDIR`, in a sandbox with the system's programs
+_PROGRAMS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+
 
 def bwrap_command(
     bwrap: str,
@@ -60,12 +63,14 @@ def bwrap_command(
     null_fd: int,
     info_fd: int | None = None,
     arguments: Sequence[str] = (),
+    *,
+    programs: bool = False,
 ) -> list[str]:
     """Return the command line of one call.
 
     `filter_fd`: descriptor from which bubblewrap reads the seccomp filter. `null_fd`: one that reads as empty, which
     becomes the content of /dev/null. `info_fd`: descriptor to which bubblewrap writes the id of the sandbox's init
-    process; None: not written.
+    process; None: not written. `programs`: whether the system's programs are there too, such as a shell.
     """
     arguments = [*arguments, *[f"path={PACKAGES}"] * bool(interpreter.packages)]
     command = [bwrap, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
@@ -80,35 +85,63 @@ def bwrap_command(
     if info_fd is not None:
         command += ["--info-fd", str(info_fd)]
     command.append("--clearenv")
-    for name, value in {**ENVIRONMENT, "LD_LIBRARY_PATH": interpreter.library_path}.items():
+    workdir, temporary = (WORKSPACE, f"{WORKSPACE}/.tmp") if programs else (WORKDIR, WORKDIR)
+    directories = {"LD_LIBRARY_PATH": interpreter.library_path, "HOME": workdir, "TMPDIR": temporary}
+    for name, value in {**ENVIRONMENT, **directories}.items():
         command += ["--setenv", name, value]
-    places = [place for _, place in (*interpreter.mounts, *interpreter.links)]
+    mounts, links = interpreter.mounts, interpreter.links
+    if programs:  # libraries of the system are where its programs expect them
+        mounts = tuple(one for one in mounts if one[1].startswith(f"{HOME}/"))
+        links = tuple(one for one in links if one[1].startswith(f"{HOME}/"))
+        command += system_mounts()
+    places = [place for _, place in (*mounts, *links)]
     for parent in _parents([*places, "/dev/null"]):
         command += ["--dir", parent]  # parents that bubblewrap creates implicitly are readable only by root
-    for outside, inside in interpreter.mounts:
+    for outside, inside in mounts:
         command += ["--ro-bind", str(outside), inside]
-    for target, place in interpreter.links:
+    for target, place in links:
         command += ["--symlink", target, place]
     for place in interpreter.hidden:
         command += ["--size", "4096", "--tmpfs", place, "--remount-ro", place]
-    command += ["--perms", "1777", "--size", str(limits.disk), "--tmpfs", WORKDIR]
+    command += ["--perms", "1777", "--size", str(limits.disk), "--tmpfs", workdir]
     # A file, not the device: a device node is the same inode for the host and all calls, which could exchange messages
     # with its locks and timestamps, and a user namespace cannot have nodes of its own.
     command += ["--perms", "0666", "--bind-data", str(null_fd), "/dev/null"]
     # Shared memory is in the same file system as files, so that one limit covers both. Everything else, including /,
     # is read-only. There is no /proc: it is not needed, and a container that masks parts of its own cannot mount one.
-    command += ["--symlink", WORKDIR, "/dev/shm", "--remount-ro", "/", "--chdir", WORKDIR]
+    command += ["--symlink", temporary, "/tmp"] if programs else []
+    command += ["--symlink", temporary, "/dev/shm", "--remount-ro", "/", "--chdir", workdir]
     command += ["--seccomp", str(filter_fd), "--"]
-    return command + python_command(PROGRAM, limits, arguments, count_processes=True)
+    return command + python_command(PROGRAM, limits, arguments, count_processes=True, packs_files=programs)
 
 
 def python_command(
-    program: str, limits: SandboxLimits, arguments: Sequence[str], *, count_processes: bool
+    program: str,
+    limits: SandboxLimits,
+    arguments: Sequence[str],
+    *,
+    count_processes: bool,
+    packs_files: bool = False,
 ) -> list[str]:
     """Return the command line that runs code from stdin with limits; `arguments`: of the bootstrap (`uid=...`)."""
-    bounds = limits.for_process(count_processes=count_processes).items()
+    bounds = limits.for_process(count_processes=count_processes, packs_files=packs_files).items()
     # Without site and user directories, which take most of an interpreter's start time.
     return [program, "-s", "-S", "-B", "-c", _BOOTSTRAP, *arguments, *(f"{name}={value}" for name, value in bounds)]
+
+
+@cache
+def system_mounts() -> tuple[str, ...]:
+    """Return the arguments that mount the system's programs, read-only, with the links that lead to them."""
+    arguments = ["--ro-bind", "/usr", "/usr"]
+    for path in (Path("/", name) for name in _PROGRAMS):
+        if path.is_symlink():
+            arguments += ["--symlink", os.readlink(path), str(path)]
+        elif path.is_dir():
+            arguments += ["--ro-bind", str(path), str(path)]
+    arguments += ["--dir", "/etc"]
+    for place in ("/etc/alternatives", "/etc/ld.so.cache"):
+        arguments += ["--ro-bind-try", place, place]
+    return tuple(arguments)
 
 
 def unused_uid() -> int:

@@ -16,7 +16,6 @@ import os
 import tempfile
 import weakref
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
 from functools import cache, partial
 from typing import Any
 
@@ -27,16 +26,13 @@ from strands_sglang.engine.connections import Slots
 from strands_sglang.errors import ConfigurationError, SandboxUnavailableError
 from strands_sglang.tools.bubblewrap import (
     ENVIRONMENT,
-    WORKDIR,
-    bwrap_command,
     find_bubblewrap,
-    input_descriptors,
-    popen_user,
     probe_privileges,
     python_command,
 )
+from strands_sglang.tools.bubblewrap_call import machine_failure, run_in_bubblewrap
 from strands_sglang.tools.interpreter import find_interpreter, package_directories
-from strands_sglang.tools.process import InitProcess, SandboxCall, StartSignal
+from strands_sglang.tools.process import SandboxCall
 from strands_sglang.tools.sandbox_types import Isolation, Privileges, SandboxEndReason, SandboxLimits, SandboxResult
 
 logger = logging.getLogger(__name__)
@@ -120,40 +116,13 @@ class PythonSandbox:
         try:
             if self.isolation is Isolation.NONE_RUNS_AS_ME:
                 return await self._run_without_isolation(source)
-            return await self._run_in_bubblewrap(source)
+            return await run_in_bubblewrap(self._program, self._interpreter, self.limits, self.privileges, source)
         except SandboxUnavailableError:
             raise
         except Exception as error:  # whatever it is, the code did not raise it: that is part of a result
-            message = f"the sandbox failed: {type(error).__name__}: {error}"
-            raise SandboxUnavailableError(message, program=self._program) from error
+            raise machine_failure(error, self._program) from error
         finally:
             slots.release()
-
-    async def _run_in_bubblewrap(self, source: bytes) -> SandboxResult:
-        with ExitStack() as pipes:
-            init, start = pipes.enter_context(closing(InitProcess())), pipes.enter_context(closing(StartSignal()))
-            inputs = pipes.enter_context(input_descriptors())
-            command = bwrap_command(
-                self._program,
-                self._interpreter,
-                self.limits,
-                self.privileges,
-                *inputs,
-                init.descriptor,
-                [start.argument],
-            )
-            passed = (*inputs, init.descriptor, start.descriptor)
-            settings = {"pass_fds": passed, "env": {}, "cwd": "/", **popen_user(self.privileges)}
-            result = await SandboxCall(self.limits, WORKDIR, init, start).run(command, source, **settings)
-            started = start.received()
-            if started and (result.status is None or result.status >= 0):
-                return result
-        # The code did not start, or bubblewrap was killed, which code inside cannot do: this is not a result of it.
-        what = "was killed" if started else "failed to start"
-        reason = result.stderr.strip() or result.note or "bubblewrap exited without an error message"
-        if result.end_reason is SandboxEndReason.TIMED_OUT:
-            reason = f"it was not ready after {result.seconds:.0f} seconds"
-        raise SandboxUnavailableError(f"the sandbox {what}: {reason}", program=self._program)
 
     async def _run_without_isolation(self, source: bytes) -> SandboxResult:
         arguments = [f"path={path}" for path in self._paths]

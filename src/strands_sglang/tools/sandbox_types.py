@@ -14,6 +14,7 @@ from strands_sglang._checks import check_int, check_number
 from strands_sglang.errors import ConfigurationError
 
 _MIB = 1024 * 1024
+_ARCHIVE = 4096  # bytes that an archive needs for each file, besides its content
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +55,15 @@ class SandboxLimits:
                 f"got {self.memory}"
             )
 
-    def for_process(self, *, count_processes: bool) -> dict[str, int]:
-        """Return each process's kernel limits by `RLIMIT_*` name. Counting processes needs a user of its own."""
+    def for_process(self, *, count_processes: bool, packs_files: bool = False) -> dict[str, int]:
+        """Return each process's kernel limits by `RLIMIT_*` name.
+
+        `count_processes`: needs a user of its own. `packs_files`: all files are packed into one, which has to fit.
+        """
         limits = {
             "AS": self.memory,
             "CPU": math.ceil(self.seconds) + 1,
-            "FSIZE": self.disk,
+            "FSIZE": 2 * self.disk + _ARCHIVE * self.files if packs_files else self.disk,
             "NOFILE": self.open_files,
             "CORE": 0,
             "MEMLOCK": 0,

@@ -28,8 +28,12 @@ if TYPE_CHECKING:
     from strands_sglang.trainers.slime import miles_rollout as miles_rollout
     from strands_sglang.trainers.slime import slime_rollout as slime_rollout
     from strands_sglang.trainers.statuses import TrainerStatus as TrainerStatus
+    from strands_sglang.trainers.traces import write_atif as write_atif
+    from strands_sglang.trainers.traces import write_training_traces as write_training_traces
+    from strands_sglang.trainers.trl import AdapterSync as AdapterSync
     from strands_sglang.trainers.trl import DiskSync as DiskSync
     from strands_sglang.trainers.trl import logprob_drift as logprob_drift
+    from strands_sglang.trainers.trl import tree_rows as tree_rows
     from strands_sglang.trainers.trl import trl_reward as trl_reward
     from strands_sglang.trainers.trl import trl_rollout as trl_rollout
     from strands_sglang.trainers.verl import StrandsAgentLoop as StrandsAgentLoop
@@ -42,11 +46,12 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "check_reward_nonzero_std",
         "check_reward_nonzero_std_with_fallback",
     ),
-    ".trl": ("trl_rollout", "trl_reward", "DiskSync", "logprob_drift"),
+    ".trl": ("trl_rollout", "trl_reward", "DiskSync", "AdapterSync", "logprob_drift", "tree_rows"),
     ".verl": ("StrandsAgentLoop",),
     ".skyrl": ("StrandsGenerator",),
     ".areal": ("StrandsWorkflow",),
     ".exports": ("padded_batch", "write_jsonl", "read_jsonl"),
+    ".traces": ("write_atif", "write_training_traces"),
     "..ledger.table": ("to_arrow",),
     ".rows": ("branches_of", "Branch", "Branches", "Row"),
     ".statuses": ("TrainerStatus",),

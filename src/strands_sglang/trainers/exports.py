@@ -29,7 +29,7 @@ from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.runs.episode import Episode
 from strands_sglang.tokens import Trajectory
 from strands_sglang.trainers.rows import Branch, Branches, Row, Source, branches_of, rows
-from strands_sglang.trainers.statuses import STATUS_BY_END
+from strands_sglang.trainers.statuses import STATUS_BY_END, status_of
 
 logger = logging.getLogger(__name__)
 
@@ -153,12 +153,12 @@ def padded_batch(
     batch.version_names, batch.agents = tuple(names), tuple(item.row.trajectory.agent for item in items)
     batch["main"] = np.array([item.row.trajectory.main for item in items])
     batch["rewards"] = np.array([np.nan if one.reward is None else one.reward for one in items], np.float32)
-    batch["group_ids"] = _numbered(one.group for one in items)
-    batch["rollout_ids"] = _numbered(one.rollout for one in items)
+    batch["group_ids"] = numbered(one.group for one in items)
+    batch["rollout_ids"] = numbered(one.rollout for one in items)
     _add_kept(batch, items, places, padded=kept_block)
     _add_teacher(batch, items, places)
     if Advantages(advantages) is Advantages.GROUP:
-        compared = _group_advantages([one.reward for one in items], batch["group_ids"], batch["rollout_ids"])
+        compared = group_advantages([one.reward for one in items], batch["group_ids"], batch["rollout_ids"])
         batch["advantages"] = (compared[:, None] * batch["loss_mask"]).astype(np.float32)
     return batch
 
@@ -220,18 +220,16 @@ def _items(source: Any, branches: Branches, unscored: bool) -> Iterator[_Item]:
     for one in source:
         if isinstance(one, Episode):
             for row in rows(one, branches):
-                yield _Item(row, one.reward, one.task.id, one.id, _trained(one.end_reason, one.reward, unscored))
+                trained = status_of(one).trained and (unscored or one.reward is not None)
+                yield _Item(row, one.reward, one.task.id, one.id, trained)
         elif isinstance(one, Branch):
             found = one.row
             if found is not None:
-                trained = _trained(EndReason(one.end_reason), one.reward, unscored)
+                trained = STATUS_BY_END[EndReason(one.end_reason)].trained
+                trained = trained and (unscored or one.reward is not None)
                 yield _Item(found, one.reward, one.task_id, one.episode, trained)
         else:
             yield _Item(one, None, one.trajectory.tree, one.trajectory.tree, True)
-
-
-def _trained(ended: EndReason, reward: float | None, unscored: bool) -> bool:
-    return STATUS_BY_END[ended].trained and (unscored or reward is not None)
 
 
 def _empty(count: int, width: int, pad_token_id: int) -> dict[str, npt.NDArray[Any]]:
@@ -259,14 +257,16 @@ def _fill(batch: PaddedBatch, at: int, place: slice, item: _Item, names: dict[st
     batch["versions"][at, response] = numbers[row.versions[:kept]]  # index -1 finds the last entry, which is -1
 
 
-def _numbered(keys: Iterable[str]) -> npt.NDArray[np.int64]:
+def numbered(keys: Iterable[str]) -> npt.NDArray[np.int64]:
+    """Return a number for each key, from 0, the same for equal keys."""
     known: dict[str, int] = {}
     return np.array([known.setdefault(key, len(known)) for key in keys], np.int64)
 
 
-def _group_advantages(
+def group_advantages(
     rewards: list[float | None], groups: npt.NDArray[np.int64], rollouts: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
+    """Return the advantage of each row in its group, in which each rollout counts once; see `Advantages.GROUP`."""
     values = np.array([np.nan if reward is None else reward for reward in rewards])
     compared = np.zeros(len(values))
     for group in np.unique(groups):

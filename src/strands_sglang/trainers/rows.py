@@ -135,7 +135,8 @@ def rows(episode: Episode, branches: Branches = Branches.MAIN) -> list[Row]:
     if branches is Branches.MAIN and main is not None:
         # Not `tree.trajectory`: that would also train turns that were decoded under a grammar.
         counted = selected_turns(tree.turns, TurnPurpose.EPISODE, rejected=False)
-        found = [Row.of(flatten_branch(tree.id, tree.path(main), counted, main=True))]
+        old = tree.untrained_versions
+        found = [Row.of(flatten_branch(tree.id, tree.path(main), counted, main=True, untrained_versions=old))]
     else:
         trajectories = tree.trajectories()
         found = [Row.of(one) for one in sorted(trajectories, key=lambda one: not one.main)]
@@ -259,7 +260,7 @@ def episodes_of(source: Source) -> Iterator[Episode]:
 def branches_of(
     source: Source, *, branches: Branches = Branches.ALL, keep: Callable[[Episode], bool] | None = None
 ) -> Iterator[Branch]:
-    """Yield the branches of episodes.
+    """Yield the branches of episodes, except those that were dropped because their group became too old.
 
     Args:
         branches: `ALL` yields every branch, in the order in which they ended. `MAIN` yields the main branch of each
@@ -270,6 +271,8 @@ def branches_of(
         >>> good = list(branches_of(run, keep=lambda episode: (episode.reward or 0) > 0))
     """
     for episode in episodes_of(source):
+        if episode.staleness is not None and episode.staleness.dropped:
+            continue
         if keep is not None and not keep(episode):
             continue
         every = branches is Branches.ALL

@@ -84,8 +84,13 @@ STATUS_BY_END: Mapping[EndReason, TrainerStatus] = {
 
 
 def status_of(episode: Episode | None) -> TrainerStatus:
-    """Return the status of an episode; None (no task could be made of the dataset's row) is a failure."""
-    return TrainerStatus.FAILED if episode is None else STATUS_BY_END[episode.end_reason]
+    """Return the status of an episode; None (no task could be made of the dataset's row) is a failure.
+
+    An episode that was dropped because its group became too old is one as well: no trainer may train or resume it.
+    """
+    if episode is None or (episode.staleness is not None and episode.staleness.dropped):
+        return TrainerStatus.FAILED
+    return STATUS_BY_END[episode.end_reason]
 
 
 def is_trainable(episode: Episode | None, *, scored: bool) -> bool:

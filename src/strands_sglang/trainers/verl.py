@@ -31,6 +31,7 @@ from strands_sglang.engine import BaseEngine, Capability, Generation
 from strands_sglang.engine.base import experts_from, finished, sampled
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.runs import Episode, Limits, Task
+from strands_sglang.runs.staleness import MaxStaleness, StalenessGate
 from strands_sglang.runs.workers.local import LocalWorker
 from strands_sglang.runs.workers.spec import EpisodeSpec, RunSpec
 from strands_sglang.tokens.arrays import VersionSpan
@@ -101,6 +102,11 @@ class VerlEngine(BaseEngine):
     def __init__(self, servers: ServerClient) -> None:
         super().__init__()
         self.servers = servers
+
+    @classmethod
+    def newest_name(cls) -> str | None:
+        """Return the newest global step as a weight version."""
+        return None if cls.newest_step is None else str(cls.newest_step)
 
     async def request(
         self, input_ids: list[int], sampling: dict[str, Any], key: str, experts_start: int | None
@@ -272,6 +278,9 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]
     """Other models of an episode, as for `rollout`; they and the dict may be dotted paths."""
     expert_shape: Any = None
     """Layers and top k of the model; required if verl replays routed experts (`enable_rollout_routing_replay`)."""
+    max_staleness: Any = None
+    """The number of global steps after which a token is too old to be trained, or a `MaxStaleness`, or a dict of its
+    fields. It is decided for each episode when it has ended. None: tokens of any age are trained."""
     teacher: Any = None
     """Base URL of a teacher's engine, whose logprobs become `teacher_ids` and `teacher_logprobs`; None: no teacher.
     In place of verl's own teacher servers, which must be off then (`distillation.enabled`)."""
@@ -293,6 +302,7 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]
         rollout = self.rollout_config
         self._prompt_length, self._response_length = int(rollout.prompt_length), int(rollout.response_length)
         self._limits = self._bounds()
+        self._rule = staleness_rule(self.max_staleness)
         self._experts = bool(rollout.get("enable_rollout_routing_replay", False))
         if self._experts and self.expert_shape is None:
             raise ConfigurationError(
@@ -305,7 +315,8 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]
         Returns an `AgentLoopOutput`; with branches "all" a list of them, the main branch last.
         """
         worker = self._worker()
-        episode = await run_episode(worker, lambda: self._episode_spec(sampling_params, fields))
+        gate = None if self._rule is None else StalenessGate(self._rule, worker.run_spec.client)
+        episode = await run_episode(worker, lambda: self._episode_spec(sampling_params, fields), gate)
         teacher = _teacher_at(str(self.teacher), int(self.teacher_top)) if self.teacher else None
         if teacher is not None and episode is not None:
             await teacher.score(episode)
@@ -375,6 +386,19 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]
 
 
 _SETTINGS = tuple(name for name in StrandsAgentLoop.__annotations__)
+
+
+def staleness_rule(given: Any) -> MaxStaleness | None:
+    """Return a rule that knows verl's versions: of a range of global steps, the first counts."""
+    rule = MaxStaleness.of(given)
+    if rule is None:
+        return None
+    newest = VerlEngine.newest_name
+    return replace(rule, order=rule.order or _first_step, current=rule.current or newest, stop_running=False)
+
+
+def _first_step(version: str) -> int:
+    return int(version.split(_RANGE)[0])
 
 
 def row_task(fields: Mapping[str, Any]) -> Task:

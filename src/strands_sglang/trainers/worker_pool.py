@@ -10,8 +10,9 @@ setting that cannot work.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import replace
 from importlib import import_module
 from typing import Any, Generic, TypeVar
@@ -19,10 +20,11 @@ from uuid import uuid4
 
 from strands_sglang.engine import ScoringEngine, SGLangClient
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.runs.episode import Episode
+from strands_sglang.runs.episode import Episode, StalenessDecision
 from strands_sglang.runs.limits import Limits
 from strands_sglang.runs.offline.teacher import TeacherScorer
 from strands_sglang.runs.recording.other_models import checked_models
+from strands_sglang.runs.staleness import StalenessGate
 from strands_sglang.runs.task import Task
 from strands_sglang.runs.workers.local import LocalWorker
 from strands_sglang.runs.workers.spec import EpisodeSpec
@@ -55,8 +57,10 @@ class PerLoop(Generic[T]):
         return len(self._kept)
 
 
-async def run_episode(worker: LocalWorker, spec: Callable[[], EpisodeSpec]) -> Episode | None:
-    """Run an episode and log its failure, if any. Raises nothing but cancellation.
+async def run_episode(
+    worker: LocalWorker, spec: Callable[[], EpisodeSpec], gate: StalenessGate | None = None
+) -> Episode | None:
+    """Run an episode and log its failure, if any. Raises nothing but cancellation, and errors of the gate.
 
     If `spec` raises, the result is None: one bad row of a dataset must not end a training.
     """
@@ -65,9 +69,27 @@ async def run_episode(worker: LocalWorker, spec: Callable[[], EpisodeSpec]) -> E
     except Exception as error:
         logger.error("error=<%s: %s> | cannot make a task from this row of the dataset", type(error).__name__, error)
         return None
-    episode = await worker.run(made)
+    episode = await run_fresh(gate, made, worker.run)
     log_failure(episode)
     return episode
+
+
+async def run_fresh(
+    gate: StalenessGate | None, spec: EpisodeSpec, run: Callable[[EpisodeSpec], Awaitable[Episode]]
+) -> Episode:
+    """Run an episode and decide whether its tokens are too old; if the rule says so, run its task again."""
+    for attempt in itertools.count(1):
+        episode = await run(spec)
+        if gate is None or episode.end_reason.resumable:
+            return episode
+        decided = gate.decide([episode], await gate.current(), retry=attempt <= gate.rule.retries)
+        await gate.flushed()
+        if decided.decision is not StalenessDecision.RETRIED:
+            return episode
+        # The id of an episode is used once; the new one starts from the beginning.
+        id = f"{spec.task.id.partition('~')[0]}~{attempt}"
+        spec = replace(spec, task=replace(spec.task, id=id), record=None)
+    raise AssertionError("unreachable")
 
 
 def log_failure(episode: Episode) -> None:

@@ -32,10 +32,11 @@ def view(
     token: str | None = None,
     ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Show a recorded run in the browser. Returns after Ctrl-C.
+    """Show a recorded run, or a folder of runs, in the browser. Returns after Ctrl-C.
 
     Args:
-        directory: Directory of the run. A run that is being written is followed.
+        directory: Directory of the run, or a folder with runs, such as the steps of a training. A run that is being
+            written is followed.
         tokenizer: The model's tokenizer, or a name or path to load it from; None: the one that run.json names. Without
             a tokenizer, tokens are shown as ids.
         port: Port on 127.0.0.1; 0: any free one.
@@ -49,11 +50,14 @@ def view(
     """
     import webbrowser
 
+    from strands_sglang.ledger.folder import is_run
     from strands_sglang.viewer.server import RunViewer, serve
+    from strands_sglang.viewer.training_server import TrainingViewer
 
     if type(port) is not int or not 0 <= port <= 65535:
         raise ConfigurationError(f"port must be an int from 0 to 65535 (0: any free port), got {port!r}")
-    viewer = RunViewer(directory, tokenizer, token=token)
+    folder_of_runs = Path(directory).is_dir() and not is_run(Path(directory))
+    viewer: Any = (TrainingViewer if folder_of_runs else RunViewer)(directory, tokenizer, token=token)
 
     with ExitStack() as files, suppress(KeyboardInterrupt):
 

@@ -1,4 +1,4 @@
-"""What would have become of tokens, had their text been encoded again, or the messages rendered again.
+"""What would have become of tokens if their text were encoded again, or the messages rendered again.
 
 The package never does either. The viewer shows it token by token, because it is what a client trains on that only has
 the text (`drift_view`) or the messages (`rendered_view`). Messages are rendered with the run's template and the time of

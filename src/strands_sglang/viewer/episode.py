@@ -57,7 +57,7 @@ def episode_view(
         tree = TokenTree(record.id)
         loose = [event for event in record.events if event.kind is EventKind.CALL]
     store = _TokenStore(tree, texts)
-    items = _items(record, tree)
+    items = items_of(record, tree)
     view: dict[str, Any] = {
         "format": FORMAT,
         "id": record.id,
@@ -134,7 +134,8 @@ class _TokenStore:
         }
 
 
-def _items(record: EpisodeRecord, tree: TokenTree) -> dict[int, TurnItems]:
+def items_of(record: EpisodeRecord, tree: TokenTree) -> dict[int, TurnItems]:
+    """Return the items of every turn; empty if the record has no conversations that can be read."""
     if record.end is None or not len(tree):
         return {}
     try:
@@ -245,7 +246,7 @@ def _block_text(block: Any) -> str:
 
 
 def _other_events(events: Sequence[Event], texts: TokenTexts | None) -> list[dict[str, Any]]:
-    """Return what else happened: takeovers, rollbacks, scores of a teacher, turns that were interrupted by a pause."""
+    """Return what else happened: takeovers, rollbacks, scores of a teacher, interrupted turns, staleness."""
     found = []
     for event in events:
         if event.kind is EventKind.ROLLBACK:
@@ -254,6 +255,8 @@ def _other_events(events: Sequence[Event], texts: TokenTexts | None) -> list[dic
             about = {**_plain(event, "from_event", "pid", "worker"), "epoch": event.epoch}
         elif event.kind is EventKind.TEACHER:
             about = _plain(event, "model", "turns")
+        elif event.kind is EventKind.STALENESS:
+            about = _plain(event, "decision", "limit", "action", "current", "ages", "age")
         elif event.kind is EventKind.PARTIAL_CALL:
             sampled = event.arrays.get("sampled")
             text = None

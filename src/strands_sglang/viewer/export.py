@@ -22,7 +22,9 @@ import orjson
 from strands_sglang._files import replace_file
 from strands_sglang._json import jsonable
 from strands_sglang.errors import ConfigurationError, LedgerError
+from strands_sglang.ledger.figures import Figures
 from strands_sglang.viewer.server import RunViewer, static_file
+from strands_sglang.viewer.training import tasks_of
 from strands_sglang.viewer.verdict import episode_verdict, shortened_certificate
 
 MAX_EPISODES = 200  # maximum number of episodes that are exported without being chosen
@@ -33,7 +35,7 @@ MAX_IMAGE_BYTES = 100 << 20  # maximum size of all images in an exported file, i
 MODULES = (
     *("dom.js", "format.js", "source.js", "columns.js", "rows.js", "charts.js", "table.js", "run_view.js"),
     *("episode_data.js", "colours.js", "token_strip.js", "messages.js", "tree.js", "episode_view.js"),
-    *("group_view.js", "keys.js", "main.js"),
+    *("group_view.js", "task_view.js", "keys.js", "theme.js", "main.js"),
 )
 """Scripts of the page, each after those that it imports."""
 
@@ -68,12 +70,15 @@ def export_html(
             raise LedgerError(f"the ledger in {viewer.directory} has no episode {id!r}")
     if (tokens := sum(row["tokens"] for row in rows.values() if row is not None)) > MAX_TOKENS:
         raise ConfigurationError(f"an exported file must have at most {MAX_TOKENS:,} tokens, got {tokens:,}")
+    viewer.index.hold(chosen)
     data: dict[str, Any] = {
         "rows": list(rows.values()),
         "episodes": {id: orjson.Fragment(viewer.episode(id)) for id in chosen},
         "drifts": {id: orjson.Fragment(viewer.answer({"do": "drift", "id": id})) for id in chosen},
+        "trainer": {id: orjson.Fragment(viewer.trainer_values(id)) for id in chosen},
         "verdicts": {id: jsonable(episode_verdict(viewer.index, id, viewer.run)) for id in chosen},
         "verdict": {"certificate": shortened_certificate(viewer.directory), "running": False, "error": ""},
+        "tasks": tasks_of(Figures.of("", (row for row in rows.values() if row is not None))),
         "whole": episodes is None,
         "images": _images(viewer, chosen),
     }

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,6 +78,7 @@ class RunIndex:
         self._entries: dict[str, _Entry] = {}
         self._followers: dict[str, _Follower] = {}
         self._touched: set[str] = set()
+        self._held: dict[str, list[Placed]] = {}  # events of the episodes that `hold` has read
         self._last: tuple[tuple[str, int], float, list[Placed]] | None = None  # id and events, until when, the events
 
     # --- what the page asks for ---------------------------------------------------------------------------------------
@@ -107,6 +108,11 @@ class RunIndex:
         with self._lock:
             return self._rows.get(id)
 
+    def rows(self) -> list[SummaryRow]:
+        """Return the rows of all known episodes."""
+        with self._lock:
+            return list(self._rows.values())
+
     def ids(self) -> list[str]:
         """Return the ids of all known episodes."""
         with self._lock:
@@ -118,6 +124,8 @@ class RunIndex:
         Events that were read in the last seconds are returned again, unless there are more by now. `timeout`: seconds.
         LedgerError if the ledger has no such episode.
         """
+        if id in self._held:
+            return self._held[id]
         until = time.monotonic() + timeout
         while not (self.complete.wait(0.02) or self._found(id) or time.monotonic() > until):
             pass
@@ -132,6 +140,15 @@ class RunIndex:
         places = list(self._places(id, sections))
         self._last = (key, time.monotonic() + _KEPT_SECONDS, places)
         return places
+
+    def hold(self, ids: Iterable[str]) -> None:
+        """Read the events of many episodes in one pass and keep them: one at a time, each would read its section."""
+        wanted: dict[str, list[Placed]] = {id: [] for id in ids if id in self._entries}
+        sections = dict.fromkeys(section for id in wanted for section in self._entries[id].sections)
+        for id, place in self._events(sections):
+            if id in wanted:
+                wanted[id].append(place)
+        self._held = wanted
 
     def _found(self, id: str) -> bool:
         """Return whether the end of the episode was read."""
@@ -216,10 +233,12 @@ class RunIndex:
         return builder
 
     def _places(self, id: str, sections: list[tuple[str, int]]) -> Iterator[Placed]:
+        return (place for found, place in self._events(sections) if found == id)
+
+    def _events(self, sections: Iterable[tuple[str, int]]) -> Iterator[tuple[str, Placed]]:
         for shard, section in sections:
             path = self.directory / "ledger" / shard
             for block in ShardReader(path, start=section):
                 for raw in block.events:
                     with suppress(LedgerError):
-                        if episode_of(raw) == id:
-                            yield Placed(raw, shard, block.at)
+                        yield episode_of(raw), Placed(raw, shard, block.at)

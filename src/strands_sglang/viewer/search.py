@@ -32,6 +32,7 @@ _FIELDS: dict[EventKind, tuple[str, ...]] = {
     EventKind.BEGIN: ("task",),
     EventKind.CALL: ("finish_detail",),
     EventKind.TOOL: ("name", "arguments", "result", "raised", "raised_at"),
+    EventKind.TOOL_LIST: ("name", "tools"),
     EventKind.MODEL: ("name", "asked"),
     EventKind.MODEL_ERROR: ("name", "asked", "error", "message"),
     EventKind.CALL_ERROR: ("error", "message"),

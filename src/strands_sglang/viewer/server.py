@@ -3,11 +3,13 @@
     /                       the page; /static/... its scripts and style
     /api/run                run.json, counts, progress of reading
     /api/rows?since=N       rows of the table that changed after version N
+    /api/tasks              the figures of every task
     /api/episode?id=ID      one episode (`episode.py`), with ids for texts while the tokenizer is loading;
                             &wait=1: with texts, once it is loaded
     /api/drift?id=ID        what encoding the text of an episode again would have made of its tokens
     /api/verdict?id=ID      the verdict of one episode; without id: of the run
     /api/rendered?id=&branch= what rendering the messages again would have made of a branch
+    /api/trainer?id=ID      what a trainer made of the tokens of an episode: values by name, by turn
     /api/events?id=ID       the events of an episode as JSON
     /api/search?q=TEXT      ids of episodes that contain a text, one per line
 
@@ -33,7 +35,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 from aiohttp import web
@@ -42,12 +44,15 @@ from strands_sglang._json import dump_text, jsonable
 from strands_sglang._version import __version__
 from strands_sglang.errors import ConfigurationError, LedgerError, StrandsSGLangError
 from strands_sglang.ledger.encoding import decoded_head
+from strands_sglang.ledger.figures import Figures
 from strands_sglang.ledger.files import FileStore
 from strands_sglang.ledger.run_dir import read_run, shard_paths
+from strands_sglang.ledger.trainer_values import TrainerFile
 from strands_sglang.viewer.episode import episode_view
 from strands_sglang.viewer.index import RunIndex
 from strands_sglang.viewer.search import MAX_QUERY, search_run
 from strands_sglang.viewer.token_text import TokenTexts
+from strands_sglang.viewer.training import tasks_of
 from strands_sglang.viewer.verdict import RunVerdict, episode_verdict
 from strands_sglang.viewer.worker import EpisodeWorker, answer
 
@@ -86,6 +91,16 @@ def static_file(name: str) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
 
 
+def checked_token(token: str | None) -> str:
+    """Return a token that requests must present: the given one if it is valid, or a random one for None."""
+    if token is not None and not _TOKEN.fullmatch(token):
+        raise ConfigurationError(
+            f"token must be at least 16 letters, digits, '_' or '-', got {len(token)} characters; omit it for a "
+            "random one"
+        )
+    return token or secrets.token_hex(16)
+
+
 class RunViewer:
     """Everything that the server knows about one run."""
 
@@ -94,12 +109,7 @@ class RunViewer:
 
         `tokenizer` None: the one that run.json names, if any. `token`: what a request must present; None: a random one.
         """
-        if token is not None and not _TOKEN.fullmatch(token):
-            raise ConfigurationError(
-                f"token must be at least 16 letters, digits, '_' or '-', got {len(token)} characters; omit it for a "
-                "random one"
-            )
-        self.token = token or secrets.token_hex(16)
+        self.token = checked_token(token)
         self.directory = Path(directory)
         if not self.directory.is_dir():
             raise LedgerError(f"{self.directory} must be the directory of a run, but does not exist")
@@ -107,6 +117,7 @@ class RunViewer:
         if self.run is None and not shard_paths(self.directory):
             raise LedgerError(f"{self.directory} must be the directory of a run, but has no run.json and no ledger")
         self.files = FileStore(self.directory)
+        self.trainer = TrainerFile(self.directory)
         self.index = RunIndex(self.directory)
         self.verdict = RunVerdict(self.directory)
         named = (self.run or {}).get("tokenizer")
@@ -130,6 +141,10 @@ class RunViewer:
                     logger.warning("tokenizer=<%s> | tokens are shown as ids: %s", self.tokenizer_name, error)
             self._loaded = True
             return self._texts
+
+    def app(self) -> web.Application:
+        """Return the web application that shows the run."""
+        return create_app(self)
 
     def about(self) -> dict[str, Any]:
         """Return what the page shows of the run as a whole."""
@@ -170,6 +185,10 @@ class RunViewer:
             raise LedgerError(f"file {digest:.80} is not an image that the page shows")
         return data
 
+    def trainer_values(self, id: str) -> bytes:
+        """Return what a trainer made of the tokens of an episode, as JSON: values by name, by turn."""
+        return orjson.dumps(jsonable(self.trainer.of(id)), option=orjson.OPT_NON_STR_KEYS)
+
     def events(self, id: str) -> bytes:
         """Return the events of an episode as JSON, without their arrays; LedgerError if there is no such episode."""
         heads = []
@@ -189,90 +208,93 @@ class RunViewer:
         return dump_text(jsonable(plain)).encode()
 
 
-_VIEWER = web.AppKey("viewer", RunViewer)
+TOKEN: web.AppKey[str] = web.AppKey("token", str)
+"""What a request to an application must present."""
 
 
-class _Handlers:
-    def __init__(self, viewer: RunViewer) -> None:
+class RunHandlers:
+    """Answers the requests about one run; `workers`: those of other runs, by tokenizer, which this one may use."""
+
+    def __init__(self, viewer: RunViewer, workers: dict[str, EpisodeWorker] | None = None) -> None:
         self.viewer = viewer
         self.threads = ThreadPoolExecutor(4, "viewer")
-        named = isinstance(viewer.tokenizer, (str, Path))
-        self.worker = EpisodeWorker(str(viewer.tokenizer)) if named else None  # a tokenizer that is loaded needs none
+        self.workers: dict[str, EpisodeWorker] = {} if workers is None else workers
+        self._shared = workers is not None  # whoever gave them closes them
+        self.worker: EpisodeWorker | None = None  # a tokenizer that is loaded needs none
+        if isinstance(viewer.tokenizer, (str, Path)):
+            name = str(viewer.tokenizer)
+            self.worker = self.workers.setdefault(name, EpisodeWorker(name))
         self.loading: asyncio.Task[None] | None = None
+        self.api: dict[str, Handler] = {
+            **{"run": self._about, "rows": self._rows, "tasks": self._tasks, "episode": self._episode},
+            **{"drift": self._drift, "trainer": self._trainer, "events": self._events, "image": self._image},
+            **{"rendered": self._rendered, "verdict": self._verdict, "search": self._search},
+        }
 
-    def routes(self) -> list[web.RouteDef]:
-        return [
-            web.get("/", self.page),
-            web.get("/static/{name}", self.page),
-            web.get("/api/run", self.about),
-            web.get("/api/rows", self.rows),
-            web.get("/api/episode", self.episode),
-            web.get("/api/drift", self.drift),
-            web.get("/api/events", self.events),
-            web.get("/api/image", self.image),
-            web.get("/api/rendered", self.rendered),
-            web.get("/api/verdict", self.verdict),
-            web.get("/api/search", self.search),
-        ]
-
-    async def start(self, app: web.Application) -> None:
+    async def start(self, app: web.Application | None = None) -> None:
+        """Start reading the run, and loading its tokenizer."""
         self.viewer.index.start()
         if self.worker is not None:
             self.loading = asyncio.create_task(self._load_tokenizer(self.worker))
 
-    async def stop(self, app: web.Application) -> None:
+    async def stop(self, app: web.Application | None = None) -> None:
+        """End everything that was started."""
         self.viewer.index.stop()
         if self.loading is not None:
             self.loading.cancel()
-        if self.worker is not None:
+        if self.worker is not None and not self._shared:
             await self.worker.close()
         await self.viewer.verdict.close()
         self.threads.shutdown(wait=False, cancel_futures=True)
 
-    async def page(self, request: web.Request) -> web.StreamResponse:
-        return _static(request.match_info.get("name", "index.html"))
+    async def _about(self, request: web.Request) -> web.StreamResponse:
+        return json_answer(orjson.dumps(jsonable(self.viewer.about())))
 
-    async def about(self, request: web.Request) -> web.StreamResponse:
-        return _json(orjson.dumps(jsonable(self.viewer.about())))
+    async def _tasks(self, request: web.Request) -> web.StreamResponse:
+        tasks = await self._in_thread(lambda: tasks_of(Figures.of("", self.viewer.index.rows())))
+        return json_answer(orjson.dumps(jsonable(tasks)))
 
-    async def rows(self, request: web.Request) -> web.StreamResponse:
+    async def _rows(self, request: web.Request) -> web.StreamResponse:
         index = self.viewer.index
         # Not in `threads`: the table never waits for episodes that are being read.
         version, lines = await asyncio.to_thread(index.rows_since, _number(request.query.get("since", "")) or 0)
         complete = b"true" if index.complete.is_set() else b"false"
         parts = (b'{"version":%d,"complete":%s,"rows":[' % (version, complete), b",".join(lines), b"]}")
-        return _json(b"".join(parts))
+        return json_answer(b"".join(parts))
 
-    async def episode(self, request: web.Request) -> web.StreamResponse:
+    async def _episode(self, request: web.Request) -> web.StreamResponse:
         id = request.query.get("id", "")
         if self.worker is not None and not self.worker.loaded and request.query.get("wait") != "1":
-            return _json(await self._in_thread(self.viewer.episode_as_ids, id))
+            return json_answer(await self._in_thread(self.viewer.episode_as_ids, id))
         return await self._computed({"do": "episode", "id": id})
 
-    async def drift(self, request: web.Request) -> web.StreamResponse:
+    async def _drift(self, request: web.Request) -> web.StreamResponse:
         return await self._computed({"do": "drift", "id": request.query.get("id", "")})
 
-    async def rendered(self, request: web.Request) -> web.StreamResponse:
+    async def _rendered(self, request: web.Request) -> web.StreamResponse:
         id, branch = request.query.get("id", ""), _number(request.query.get("branch", ""))
         if branch is None:
             raise LedgerError(f"branch must be the id of a turn, got {request.query.get('branch', '')!r:.50}")
         return await self._computed({"do": "rendered", "id": id, "branch": branch, "run": self.viewer.run})
 
-    async def events(self, request: web.Request) -> web.StreamResponse:
-        return _json(await self._in_thread(self.viewer.events, request.query.get("id", "")))
+    async def _trainer(self, request: web.Request) -> web.StreamResponse:
+        return json_answer(await self._in_thread(self.viewer.trainer_values, request.query.get("id", "")))
 
-    async def image(self, request: web.Request) -> web.StreamResponse:
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        return json_answer(await self._in_thread(self.viewer.events, request.query.get("id", "")))
+
+    async def _image(self, request: web.Request) -> web.StreamResponse:
         data = await self._in_thread(self.viewer.image, request.query.get("digest", ""))
         # Its address is its content: it never changes.
         return web.Response(body=data, content_type="image/png", headers={"Cache-Control": _FOREVER})
 
-    async def verdict(self, request: web.Request) -> web.StreamResponse:
+    async def _verdict(self, request: web.Request) -> web.StreamResponse:
         id, viewer = request.query.get("id"), self.viewer
         if id is None:
-            return _json(orjson.dumps(jsonable(viewer.verdict.current())))
-        return _json(orjson.dumps(jsonable(await self._in_thread(episode_verdict, viewer.index, id, viewer.run))))
+            return json_answer(orjson.dumps(jsonable(viewer.verdict.current())))
+        return json_answer(orjson.dumps(jsonable(await self._in_thread(episode_verdict, viewer.index, id, viewer.run))))
 
-    async def search(self, request: web.Request) -> web.StreamResponse:
+    async def _search(self, request: web.Request) -> web.StreamResponse:
         query = request.query.get("q", "")[:MAX_QUERY]
         response = web.StreamResponse(headers={**HEADERS, "Content-Type": "application/x-ndjson"})
         await response.prepare(request)
@@ -285,9 +307,9 @@ class _Handlers:
 
     async def _computed(self, head: Mapping[str, Any]) -> web.Response:
         if self.worker is None:
-            return _json(await self._in_thread(self.viewer.answer, head))
+            return json_answer(await self._in_thread(self.viewer.answer, head))
         places = await self._in_thread(self.viewer.index.places, head["id"])
-        return _json(await self.worker.ask({**head, "row": self.viewer.index.row(head["id"])}, places))
+        return json_answer(await self.worker.ask({**head, "row": self.viewer.index.row(head["id"])}, places))
 
     async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self.threads, function, *arguments)
@@ -300,28 +322,55 @@ class _Handlers:
             logger.warning("tokenizer=<%s> | tokens are shown as ids: %s", viewer.tokenizer_name, reason)
 
 
+def guarded_app(token: str, page: str) -> web.Application:
+    """Return an application that serves a page and the files of all pages to requests that present the token."""
+    app = web.Application(middlewares=[_guard])
+    app[TOKEN] = token
+    app.router.add_get("/", static_handler(page))
+    app.router.add_get("/static/{name}", static_handler())
+    return app
+
+
+def static_handler(page: str = "") -> Handler:
+    """Return a handler that answers with a file of the page; "": the one that the address names."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return _static(page or request.match_info["name"])
+
+    return answer
+
+
 def create_app(viewer: RunViewer) -> web.Application:
     """Return the web application of a run, which answers requests with `viewer.token`."""
-    app, handlers = web.Application(middlewares=[_guard]), _Handlers(viewer)
-    app[_VIEWER] = viewer
-    app.add_routes(handlers.routes())
+    app, handlers = guarded_app(viewer.token, "index.html"), RunHandlers(viewer)
+    for name, handler in handlers.api.items():
+        app.router.add_get(f"/api/{name}", handler)
     app.on_startup.append(handlers.start)
     app.on_cleanup.append(handlers.stop)
     return app
 
 
+class Viewer(Protocol):
+    """What `serve` shows: a run, or a folder of runs."""
+
+    token: str
+
+    def app(self) -> web.Application:
+        """Return the web application."""
+
+
 async def serve(
-    viewer: RunViewer,
+    viewer: Viewer,
     *,
     port: int = 0,
     ready: Callable[[str], None] | None = None,
     stop: asyncio.Event | None = None,
 ) -> None:
-    """Serve a run on 127.0.0.1 (port 0: any) until `stop`; `ready` gets its address, which contains the token.
+    """Serve a viewer on 127.0.0.1 (port 0: any) until `stop`; `ready` gets its address, which contains the token.
 
     ConfigurationError if the port is taken.
     """
-    runner = web.AppRunner(create_app(viewer), access_log=None, shutdown_timeout=1.0)
+    runner = web.AppRunner(viewer.app(), access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
         site = web.TCPSite(runner, "127.0.0.1", port)
@@ -347,7 +396,7 @@ async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     opened = request.path == "/" and request.headers.get("Sec-Fetch-Mode") == "navigate"  # a link to the page
     if not opened and request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
         return _error(403, "requests of other sites are not answered")
-    token = request.app[_VIEWER].token
+    token = request.app[TOKEN]
     cookie = f"strands-sglang-{hashlib.sha256(token.encode()).hexdigest()[:8]}"  # cookies are the same for all ports
     given = (request.query.get("token", ""), request.cookies.get(cookie, ""))
     if not any(hmac.compare_digest(one.encode(errors="replace"), token.encode()) for one in given):
@@ -378,12 +427,13 @@ def _static(name: str) -> web.Response:
     return web.Response(body=content, content_type=_TYPES[Path(name).suffix], charset="utf-8", headers=HEADERS)
 
 
-def _json(content: bytes, status: int = 200) -> web.Response:
+def json_answer(content: bytes, status: int = 200) -> web.Response:
+    """Return JSON as an answer."""
     return web.Response(body=content, status=status, content_type="application/json", headers=HEADERS)
 
 
 def _error(status: int, message: str) -> web.Response:
-    return _json(orjson.dumps({"error": jsonable(message)}), status)
+    return json_answer(orjson.dumps({"error": jsonable(message)}), status)
 
 
 def _number(text: str) -> int | None:

@@ -21,6 +21,7 @@ import orjson
 
 from strands_sglang._json import jsonable
 from strands_sglang.ledger.run_dir import shard_paths
+from strands_sglang.ledger.trainer_values import TRAINER_FILE
 from strands_sglang.proof.verify import InMemoryEvents, prove_episodes, verify
 from strands_sglang.viewer.index import RunIndex
 
@@ -48,7 +49,7 @@ def episode_verdict(index: RunIndex, id: str, run: Mapping[str, Any] | None) -> 
 def run_state(directory: Path) -> list[list[Any]]:
     """Return name, size and modification time in nanoseconds of every file that a verdict depends on."""
     state = []
-    for path in (directory / "run.json", directory / "seal.json", *shard_paths(directory)):
+    for path in (directory / "run.json", directory / "seal.json", directory / TRAINER_FILE, *shard_paths(directory)):
         try:
             found = path.stat()
         except OSError:

@@ -240,9 +240,17 @@ class Recorder:
         parts = {} if value is None else {"exact": value}
         return self.append(EventKind.REWARD, {"value": value, "parts": parts, "steps": [], "error": error})
 
-    def end(self, end_reason: str = "answered", *, text: str = "It is 7.", failure: Any = None) -> Event:
+    def end(
+        self,
+        end_reason: str = "answered",
+        *,
+        text: str = "It is 7.",
+        failure: Any = None,
+        time: float = 1_800_000_000.0,
+        metrics: Mapping[str, Any] | None = None,
+    ) -> Event:
         turns = self.tree.turns
-        metrics = {
+        measured = {
             "turns": len(turns),
             "branches": len(self.tree.branches()),
             "tokens": sum(len(turn) for turn in turns),
@@ -252,9 +260,9 @@ class Recorder:
         self.tree.main = -1 if (main := self.tree.main_leaf()) is None else main.id
         data = {
             "end_reason": end_reason,
-            "time": 1_800_000_000.0,
+            "time": time,
             "failure": failure,
-            "metrics": metrics,
+            "metrics": {**measured, **(metrics or {})},
             "text": text,
             "conversations": "[]",
             "messages": {"branch": None, "rest": "[]"},

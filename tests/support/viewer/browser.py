@@ -46,12 +46,15 @@ def running_viewer(directory: Path, tokenizer: str = "", *, worker: str = "") ->
 
 @contextmanager
 def running_chromium() -> Iterator[Any]:
+    """Start Chromium with scrollbars, which it would hide without a screen: a page must not need those it can avoid."""
     from playwright.sync_api import sync_playwright
 
     assert Path(CHROMIUM).exists(), f"{CHROMIUM} must exist: apt-get install chromium, or set CHROMIUM"
     with sync_playwright() as playwright:
         arguments = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-background-networking"]
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=arguments, ignore_default_args=["--hide-scrollbars"]
+        )
         try:
             yield browser
         finally:

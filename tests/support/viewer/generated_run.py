@@ -28,12 +28,23 @@ ENDS = ("answered", "answered", "answered", "answered", "turn_limit", "token_lim
 class EpisodeGenerator:
     """Writes generated episodes of a run."""
 
-    def __init__(self, directory: Path, *, pool: Sequence[int] | None = None, seed: int = 0) -> None:
-        """Create the run."""
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        pool: Sequence[int] | None = None,
+        seed: int = 0,
+        samples: int = 8,
+        parts: Sequence[str] = (),
+    ) -> None:
+        """Create the run; `parts`: names of the parts of each reward."""
+        self.samples, self.parts = samples, parts
         self.rng = random.Random(seed)
         self.directory = directory
         if not (directory / "run.json").exists():
-            write_run(directory, {"run": RUN, "samples_per_task": 8, "fingerprint": {"template": "t", "parser": "p"}})
+            write_run(
+                directory, {"run": RUN, "samples_per_task": samples, "fingerprint": {"template": "t", "parser": "p"}}
+            )
         self.writer = LedgerWriter(directory)
         ids = list(pool) if pool is not None else [self.rng.randrange(150_000) for _ in range(60_000)]
         self.pool = array("i", ids * (1 + 120_000 // len(ids)))
@@ -52,7 +63,7 @@ class EpisodeGenerator:
         return self.id_of(number)
 
     def id_of(self, number: int) -> str:
-        return f"task-{number // 8:05d}/{number % 8}"
+        return f"task-{number // self.samples:05d}/{number % self.samples}"
 
     def turns(self, number: int, *, tokens: int = 5000, turns: int = 4, finish: bool = True) -> Iterator[int]:
         """Write one episode turn by turn; yields the number of each turn after it was written."""
@@ -100,7 +111,9 @@ class EpisodeGenerator:
 
     def _finish(self, id: str, chain: HashChain, tree: TokenTree, begin: dict[str, Any], number: int) -> None:
         rng, turns = self.rng, tree.turns
-        reward = {"value": round(rng.betavariate(1 + number / 4000, 2), 3), "parts": {}, "steps": [], "error": None}
+        value = round(rng.betavariate(1 + number / 4000, 2), 3)
+        parts = {name: round(rng.random(), 3) for name in self.parts}
+        reward = {"value": value, "parts": parts, "steps": [], "error": None}
         chain.append(EventKind.REWARD, reward)
         self.clock += 3.0
         ended = rng.choice(ENDS)

@@ -78,14 +78,15 @@ def build(task: Task, model: SGLangModel) -> Any:
         return plain(model, system_prompt=system, tools=[helper.as_tool()])
     if kind == "broken":
         raise RuntimeError(f"no agent for this task {HOSTILE}")
-    return plain(model, system_prompt=system, tools=TOOLS)
+    return plain(model, system_prompt=None if kind == "hostile" else system, tools=TOOLS)
 
 
 def script(prompt: str, before: int) -> Answer:
     done = prompt.count("<tool_response>")
     if "You help." in prompt:
         return "It is 7." if done else tool_call("calculator", expression="3 + 4")
-    question = re.findall(r"topic: (\w+)", prompt)[0]
+    question = re.findall(r"topic: (\w+)|(\w+) is the question", prompt)[0]
+    question = question[0] or question[1]
     if question == "helper":
         return "The helper said 7." if done else tool_call("helper", input="3 + 4?")
     if question == "window":

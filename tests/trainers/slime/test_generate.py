@@ -20,13 +20,15 @@ from strands.agent.conversation_manager import NullConversationManager
 
 from runs.test_pause import InterruptingEngine
 from strands_sglang import SGLangClient, SGLangModel
+from strands_sglang.engine import Generation
 from strands_sglang.engine.protocol import SpecInfo
 from strands_sglang.engine.retry import Backoff, RetryPolicy
 from strands_sglang.errors import ConfigurationError, EngineUnavailableError
+from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.seal import seal
 from strands_sglang.proof import verify
 from strands_sglang.proof.finding import Verdict
-from strands_sglang.runs import Episode, Limits, Task
+from strands_sglang.runs import Episode, Limits, MaxStaleness, Task
 from strands_sglang.runs.recording import other_models
 from strands_sglang.trainers.slime import grpo_by_group, slime_rollout
 from strands_sglang.trainers.slime.samples import METADATA_KEY, SampleGroup
@@ -35,7 +37,7 @@ from support.gateway.processes import build_process, multiplies
 from support.rollout.agent_kinds import build_helper, helper_script
 from support.rollout.other_models import Speaker, build_with_user, echo
 from support.rollout.scripts import PromptEngine, Script, steps
-from support.scripted_engine import Answer, Reply, tool_call
+from support.scripted_engine import Answer, EngineCall, Reply, tool_call
 from support.scripted_fleet import Engine
 from support.trainers.slime_mirror import Sample, State, Status
 from support.trainers.slime_validation import validate_batch, validate_sample
@@ -559,3 +561,50 @@ async def test_unsuitable_engine_is_refused_at_the_first_sample(monkeypatch: pyt
     with pytest.raises(ConfigurationError, match="is base_url right"):
         await generate(arguments(), sample(), dict(SAMPLING))
     await gone.close()
+
+
+class UpdatedEngine(PromptEngine):
+    """An engine whose weights are updated after some of its calls."""
+
+    def __init__(self, updates: set[int]) -> None:
+        super().__init__(steps(2))
+        self.updates, self.version = updates, 5
+
+    def _generation(self, call: EngineCall, reply: Reply) -> Generation:
+        made = super()._generation(call, Reply(reply.text, version=str(self.version)))
+        self.version += 2 * (len(self.calls) in self.updates)
+        return made
+
+
+@pytest.mark.parametrize("action", ["drop", "retry", "mask"])
+async def test_sample_with_tokens_that_are_too_old(tmp_path: Path, action: str) -> None:
+    def generate(engine: UpdatedEngine) -> Any:
+        rule = MaxStaleness(1, action, current=lambda: str(engine.version))
+        return generator(engine, max_staleness=rule, directory=tmp_path)
+
+    engine = UpdatedEngine({2})
+    one = checked(await generate(engine)(arguments(), sample(), dict(SAMPLING)))
+    (directory,) = tmp_path.iterdir()
+    decisions = [record.staleness.data for record in Ledger(directory).episodes() if record.staleness is not None]
+    assert decisions[0]["ages"] == [["5", 2], ["7", 0]]
+    about = one.metadata[METADATA_KEY]
+    if action == "drop":
+        assert (one.remove_sample, one.reward, about["removed"]) == (True, 0.0, "stale") and not any(one.loss_mask)
+        assert [one["decision"] for one in decisions] == ["dropped"] and one.status is Status.FAILED
+    elif action == "retry":
+        assert not one.remove_sample and set(one.weight_versions) == {"7"} and about["episode"].endswith("~1/7")
+        assert sorted(one["decision"] for one in decisions) == ["kept", "retried"] and len(engine.calls) == 6
+    else:
+        assert not one.remove_sample and one.reward == 1.0
+        last = len(engine.encode("the end<|im_end|>"))
+        assert one.loss_mask == [0] * (one.response_length - last) + [1] * last
+    # An evaluation is never too old.
+    again = checked(await generate(UpdatedEngine({2}))(arguments(), sample(8), dict(SAMPLING), evaluation=True))
+    assert not again.remove_sample and again.reward == 1.0
+
+
+async def test_sample_without_a_fresh_token(tmp_path: Path) -> None:
+    engine = UpdatedEngine({3})
+    rule = MaxStaleness(1, "mask", current=lambda: str(engine.version))
+    one = checked(await generator(engine, max_staleness=rule)(arguments(), sample(), dict(SAMPLING)))
+    assert one.remove_sample and one.metadata[METADATA_KEY]["removed"] == "stale"

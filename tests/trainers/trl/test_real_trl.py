@@ -15,10 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from strands_sglang import SGLangClient
 from strands_sglang.ledger.reader import Ledger
+from strands_sglang.ledger.trainer_values import TRAINER_FILE, TrainerFile
+from strands_sglang.proof.rescore import RescoreVerdict, rescore
 from strands_sglang.proof.verify import verify
 from support.examples import size
 from support.lab_servers import LAB, LabProcess
@@ -71,10 +75,10 @@ def run(command: list[str], seconds: float = 240) -> str:
     return done.stdout
 
 
-def train(python: list[str], url: str, folder: Path, *options: str) -> list[dict[str, Any]]:
+def train(python: list[str], url: str, folder: Path, *options: str, seconds: float = 240) -> list[dict[str, Any]]:
     report = folder / "report.json"
     where = ["--url", url, "--model", MODEL, "--runs", str(folder / "runs"), "--report", str(report)]
-    run([*python, str(EXAMPLE), *where, *options])
+    run([*python, str(EXAMPLE), *where, *options], seconds)
     logged: list[dict[str, Any]] = [line for line in json.loads(report.read_text()) if "loss" in line]
     return logged
 
@@ -115,11 +119,73 @@ def test_ten_steps_of_grpo(python: str, server: LabProcess, tmp_path: Path) -> N
     assert sum(line["grad_norm"] > 0 for line in logged) >= STEPS - 1, (
         "a step without a gradient may be chance, not two"
     )
+    check_values(runs, logged)
     drifts = [line["sampling/sampling_logp_difference/mean"] for line in logged]
     seconds = {
         name: sum(line[name] for line in logged) / STEPS for name in ("sync/seconds", "rollout/seconds", "step_time")
     }
     print(f"rewards {[round(line['reward'], 2) for line in logged]}; drift {max(drifts):.1e}; mean seconds {seconds}")
+
+
+def check_values(runs: list[Path], logged: list[dict[str, Any]]) -> None:
+    """The values on disk give the trainer's own log, and their lengths agree with the ledger."""
+    for line, directory in zip(logged, runs, strict=True):
+        values, engine = values_in(directory)
+        mask = values["loss_mask"] == 1
+        sampled = sum(len(turn.sampled) for one in Ledger(directory).episodes() for turn in one.tree())
+        assert verify(directory).trainer_values == len(values) * sampled == len(values) * len(mask)
+        assert mask.sum() == trained_in(directory)
+        assert values["entropy"][mask].mean() == pytest.approx(line["entropy"], rel=1e-4)
+        assert values["clip"][mask].mean() == pytest.approx(line["clip_ratio/region_mean"], abs=1e-6)
+        difference = np.abs(values["logprob"] - engine)[mask]
+        assert difference.mean() == pytest.approx(line["sampling/sampling_logp_difference/mean"], abs=2e-6)
+        # The trainer's loss is the mean of minus ratio times advantage: nothing is clipped in a first pass.
+        loss = -(values["ratio"] * values["advantage"])[mask].mean()
+        assert loss == pytest.approx(line["loss"], abs=2e-4), line
+        for task in {record.id.rpartition("/")[0] for record in Ledger(directory).episodes()}:
+            check_advantages(directory, task)
+
+
+def check_advantages(directory: Path, task: str) -> None:
+    """The advantages of a task's samples are those that GRPO computes of the recorded rewards."""
+    file = TrainerFile(directory)
+    records = [record for record in Ledger(directory).episodes() if record.id.startswith(f"{task}/")]
+    rewards = np.array([record.reward.data["value"] for record in records if record.reward is not None])
+    wanted = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-4)
+    assert [file.of(record.id)["advantage"][0] for record in records] == pytest.approx(wanted.tolist(), abs=1e-5)
+
+
+def values_in(directory: Path) -> tuple[dict[str, npt.NDArray[np.float64]], npt.NDArray[np.float64]]:
+    """Return every value of `trainer.jsonl` by name, and the engine's logprobs, for all sampled tokens in one order."""
+    file, found, engine = TrainerFile(directory), dict[str, list[float | None]](), list[float]()
+    for record in Ledger(directory).episodes():
+        turns = {turn.id: len(turn.sampled) for turn in record.tree()}
+        for name, given in file.of(record.id).items():
+            for turn, count in turns.items():
+                values = given[turn]
+                found.setdefault(name, []).extend(values if isinstance(values, list) else [values] * count)
+        engine += [value for turn in record.tree() for value in turn.logprobs]
+    return {name: np.array(values, dtype=float) for name, values in found.items()}, np.array(engine)
+
+
+@pytest.mark.soak
+def test_two_seeds_of_twenty_steps(python: str, server: LabProcess, tmp_path: Path) -> None:
+    """Each is one training with the values of every step; the seeds draw other tasks, and so other values."""
+    found = []
+    for seed in ("0", "1"):
+        folder = tmp_path / seed
+        folder.mkdir()
+        options = ["--steps", "20", "--groups", str(GROUPS), "--seed", seed]
+        logged = train([python], server.url, folder, *options, seconds=1800)
+        runs = sorted((folder / "runs").iterdir())
+        assert len(logged) == len(runs) == 20
+        check_values(runs, logged)
+        certificates = [verify(directory) for directory in runs]
+        assert all(certificate.proved for certificate in certificates)
+        found.append(values_in(runs[-1])[0]["entropy"].mean())
+        values, sizes = sum(one.trainer_values for one in certificates), [(one / TRAINER_FILE).stat() for one in runs]
+        print(f"seed {seed}: {values} values agree with 20 ledgers; {sum(one.st_size for one in sizes)} bytes")
+    assert found[0] != found[1]
 
 
 def test_adapters_reach_the_engine_merged(python: str, server: LabProcess, tmp_path: Path) -> None:
@@ -129,6 +195,35 @@ def test_adapters_reach_the_engine_merged(python: str, server: LabProcess, tmp_p
     for line, directory in zip(logged, sorted((tmp_path / "runs").iterdir()), strict=True):
         assert line["sampling/sampling_logp_difference/mean"] <= 1e-3, line
         assert trained_in(directory) > 0
+
+
+def test_adapters_are_loaded_under_a_name_of_their_step(python: str, lora: LabProcess, tmp_path: Path) -> None:
+    """The engine keeps its weights; the versions on record name the adapter, which a rescoring needs."""
+    options = ["--steps", "2", "--groups", "1", "--lora", "--sync", "adapter", "--learning-rate", "0.003"]
+    logged = train([python], lora.url, tmp_path, *options)
+    assert len(logged) == 2
+    runs = sorted((tmp_path / "runs").iterdir())
+    names = []
+    for number, (line, directory) in enumerate(zip(logged, runs, strict=True)):
+        assert line["rollout/masked"] == 0.0 and "sync/seconds" in line, line
+        assert line["sampling/sampling_logp_difference/mean"] <= 1e-3, line
+        assert line["sampling/sampling_logp_difference/max"] <= 1e-2, line
+        assert trained_in(directory) > 0
+        (version,) = versions_in(directory)
+        weights, _, name = str(version).partition("+lora:")
+        assert weights == "default" and name.startswith("policy-") and name.endswith(f"-v{number}")
+        names.append(name)
+
+    async def check() -> None:
+        async with SGLangClient(lora.url) as client:
+            (loaded,) = (await client.control.adapters()).values()
+        assert names[1] in loaded and names[0] not in loaded, "the one before is unloaded"
+        report = await rescore(runs[1], lora.url)
+        assert report.verdict is RescoreVerdict.AGREES and report.largest < 1e-3, report.text()
+        assert (await rescore(runs[0], lora.url)).verdict is RescoreVerdict.NOTHING
+
+    asyncio.run(check())
+    print([line["sampling/sampling_logp_difference/max"] for line in logged])
 
 
 def test_two_processes_share_an_engine(python: str, server: LabProcess, tmp_path: Path) -> None:

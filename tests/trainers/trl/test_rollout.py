@@ -13,9 +13,9 @@ import pytest
 
 from strands_sglang import SGLangClient, SGLangModel
 from strands_sglang.errors import ConfigurationError, EngineError, EngineUnreachableError, RequestRejectedError
-from strands_sglang.runs import EndReason, Limits, Task
+from strands_sglang.runs import EndReason, Limits, MaxStaleness, Task
 from strands_sglang.trainers.trl import TrlRollout, trl_rollout
-from strands_sglang.trainers.trl.batch import MaskReason
+from strands_sglang.trainers.trl.batch import MaskReason, batch_of
 from strands_sglang.trainers.trl.engine_thread import EngineThread
 from strands_sglang.trainers.trl.rollout import check_served_model, check_trainer, sampling_of
 from strands_sglang.trainers.worker_pool import bound_limits
@@ -232,6 +232,37 @@ def test_batch_of_only_old_weights_raises(weights: Weights) -> None:
         func = trl_rollout(build, reward=score, base_url=server.url, drift_rows=0)
         with pytest.raises(EngineError, match=r"sampled by the weights '0', got \['old'\]"):
             func(prompts(0, 1), trainer())
+        func.close()
+
+
+@pytest.mark.parametrize(("limit", "action"), [(2, "drop"), (1, "drop"), (1, "mask"), (1, "retry")])
+def test_tokens_of_the_last_updates_may_be_trained(weights: Weights, tmp_path: Path, limit: int, action: str) -> None:
+    """A worker that still has the weights of two updates before."""
+    with weights.server() as server:
+        rule = MaxStaleness(limit, action, retries=1)
+        func = trl_rollout(
+            build, reward=score, base_url=server.url, drift_rows=0, directory=tmp_path, max_staleness=rule
+        )
+        train = trainer()
+        for step in range(3):
+            train.state.global_step = step
+            func(prompts(0, 1), train)
+            assert func.last is not None and len(func.last.rows) == 2
+        weights.samples_from = "0"
+        if limit == 2:
+            batch = func(prompts(0, 0, 1), train)
+            assert func.last is not None and len(func.last.rows) == 3 and not func.last.metrics["rollout/stale_groups"]
+        else:
+            with pytest.raises(EngineError, match=r"sampled by the weights '2', got "):
+                func(prompts(0, 0, 1), train)
+            assert func.last is not None
+            assert [one.masked for one in func.last.completions] == [MaskReason.STALE] * 3
+            assert len({one.episode.sample // 2 for one in func.last.completions}) == 1
+            batch = batch_of(func.last.completions, pad=0, longest=None)
+        assert [any(mask) for mask in batch["env_mask"]] == [limit == 2] * 3
+        weights.samples_from = "never heard of"  # another process gave the engine these: older than all
+        with pytest.raises(EngineError, match="another process updates this engine"):
+            func(prompts(0), train)
         func.close()
 
 

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import orjson
@@ -17,7 +17,7 @@ from strands_sglang import SGLangClient
 from strands_sglang.errors import ConfigurationError, EngineError
 from strands_sglang.trainers.trl import weight_sync as disk_sync
 from strands_sglang.trainers.trl.engine_thread import EngineThread
-from strands_sglang.trainers.trl.weight_sync import DiskSync, WeightUpdater
+from strands_sglang.trainers.trl.weight_sync import AdapterSync, DiskSync, WeightUpdater
 from support.scripted import ScriptedServer, Wire
 from support.trainers.trl_doubles import Accelerator, Trainer, Weights
 
@@ -174,8 +174,20 @@ def test_none_sends_no_request(engine: Any) -> None:
 
 
 def test_invalid_sync_is_refused(engine: Any) -> None:
-    with pytest.raises(ConfigurationError, match="'disk', 'none'"):
+    with pytest.raises(ConfigurationError, match="'disk', 'adapter', 'none'"):
         WeightUpdater("nccl", engine)
+
+
+@pytest.mark.parametrize("trained", [None, ["lm_head"]])
+def test_adapter_sync_needs_a_lora_adapter_alone(trained: Any, engine: Any, tmp_path: Path) -> None:
+    """Nothing is loaded that would leave out a part of what is trained."""
+    trainer: Any = Trainer()
+    if trained is not None:
+        config = SimpleNamespace(peft_type=SimpleNamespace(value="LORA"), modules_to_save=trained)
+        trainer.model.peft_config, trainer.model.active_adapter = {"default": config}, "default"
+    with pytest.raises(ConfigurationError, match="must have a LoRA adapter for sync='adapter', got"):
+        WeightUpdater(AdapterSync(tmp_path, patience=0), engine).update(trainer)
+    assert "/load_lora_adapter" not in engine.server.paths()
 
 
 def test_client_without_control_is_refused() -> None:

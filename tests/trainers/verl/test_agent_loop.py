@@ -116,6 +116,27 @@ async def test_interrupted_turn_is_continued(loop: Any) -> None:
     assert second.extra_fields["min_global_steps"] == 3 < second.extra_fields["max_global_steps"]
 
 
+@pytest.mark.parametrize("action", ["drop", "retry", "mask"])
+async def test_tokens_of_old_steps(loop: Any, action: str) -> None:
+    """Of an interrupted turn, the tokens before the update are older than those after it."""
+    loop_module = importlib.import_module("strands_sglang.trainers.verl")
+    loop_module.VerlEngine.newest_step = None
+    fresh = await run(loop, servers(cut_every=2), reward=score, max_staleness=100)
+    assert any(fresh.response_mask)
+    loop_module.VerlEngine.newest_step = None
+    pool = servers(cut_every=2)
+    made = loop(
+        **given(pool, pool.engine.tokenizer), build=build, reward=score,
+        max_staleness={"limit": 0, "action": action, "retries": 1},
+    )  # fmt: skip
+    output = await made.run(dict(SAMPLING), **ROW)
+    if action == "mask":
+        assert 0 < sum(output.response_mask) < sum(fresh.response_mask)
+    else:  # the episode that is run again spans updates as well
+        assert not any(output.response_mask)
+        assert output.extra_fields["strands_episode"].endswith("~1/0") == (action == "retry")
+
+
 async def test_truncated_turn_that_vllm_reports_as_completed(loop: Any) -> None:
     output = await run(loop, servers(completed=True), reward=score, limits={"max_new_tokens": 4})
     assert output.extra_fields["strands_end_reason"] == "turn_truncated" and sum(output.response_mask) == 4

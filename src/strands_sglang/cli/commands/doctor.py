@@ -17,9 +17,9 @@ from strands_sglang.cli._run_options import API_KEY, model_arguments, model_para
 from strands_sglang.cli._wording import in_options
 
 CHECKS = (
-    *("server", "versions", "workers", "sampling", "router", "tokenizer", "template", "soundness", "parser", "agent"),
-    *("dtype", "logprobs", "return_logprob", "kept sets", "stop tokens", "prefix cache", "context", "weight version"),
-    *("abort", "clock", "open files", "sandbox", "ray"),
+    *("server", "versions", "workers", "seeds", "sampling", "router", "tokenizer", "template", "soundness", "parser"),
+    *("agent", "dtype", "logprobs", "return_logprob", "kept sets", "stop tokens", "prefix cache", "context"),
+    *("weight version", "abort", "clock", "open files", "sandbox", "ray"),
 )
 """Values of `--only`. Listed here because their module imports much."""
 WARNED = 3  # exit code of --strict

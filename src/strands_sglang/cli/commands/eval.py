@@ -1,12 +1,15 @@
-"""`strands-sglang eval`: runs an agent on tasks and reports pass@k and mean rewards with confidence intervals.
+"""`strands-sglang eval`: runs an agent on tasks and reports pass@k and mean rewards with confidence intervals, or
+compares two recorded runs.
 
-Invariant: the exit code is 0 only if every episode has a reward, so that the figures are complete.
+Invariant: of one run, the exit code is 0 only if every episode has a reward, so that the figures are complete.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+import click
 
 from strands_sglang._terminal import counted
 from strands_sglang.cli import _command as cli
@@ -24,6 +27,8 @@ _TASKS = 50  # listed in the text
 
 def run(
     recorded: str | None,
+    other: str | None,
+    last: int | None,
     k: tuple[int, ...] | None,
     threshold: float,
     confidence: float,
@@ -38,11 +43,21 @@ def run(
     pass@k is the unbiased estimator 1 - C(n-c, k) / C(n, k). Overall figures are means over tasks, with Student's t
     intervals over tasks: samples of one task are not independent of each other. Episodes without a reward, such as
     those that an engine failure ended, are left out and counted.
+
+    With two directories, eval A B, two recorded runs or trainings are compared on the tasks that both have: the mean
+    over tasks of the difference B - A with its interval, and each task with Welch's interval. Nothing is run.
     """
     from strands_sglang.cli._recorded_run import open_run
     from strands_sglang.cli.commands.rollout import perform
     from strands_sglang.runs.offline.evaluation import evaluate, recorded_scores
 
+    if other is not None:
+        if recorded is not None or given["agent"] is not None or markdown:
+            option = "--recorded" if recorded is not None else "--markdown" if markdown else "--agent"
+            raise ConfigurationError(f"{option} must not be given with two runs, which are only compared")
+        return _compare(str(given["tasks"]), other, last, threshold, confidence, as_json)
+    if last is not None:
+        raise ConfigurationError("--last-steps needs two trainings: eval A B --last-steps N")
     if as_json and markdown:
         raise ConfigurationError("only one of --json and --markdown can be given")
     if recorded is not None:
@@ -71,6 +86,18 @@ def run(
     return INCOMPLETE if found.unscored else COMPLETE
 
 
+def _compare(first: str, second: str, last: int | None, threshold: float, confidence: float, as_json: bool) -> int:
+    from strands_sglang.runs.offline.comparison import compare, recorded_rewards
+
+    rewards = [recorded_rewards(one, last) for one in (first, second)]
+    found = compare(*rewards, threshold=threshold, confidence=confidence)
+    if as_json:
+        print(cli.json_text({"a": first, "b": second, **found.to_dict()}, indent=2))
+    else:
+        print(found.text((first, second), _TASKS))
+    return COMPLETE if found.tasks else NOTHING
+
+
 def _all_episodes(result: RunResult) -> list[Episode]:
     """Return every episode of a run, also those of groups that were dropped or not completed."""
     groups = [episode for group in (*result.groups, *result.dropped) for episode in group.episodes]
@@ -82,11 +109,13 @@ command = cli.Command(
     callback=run,
     params=[
         *task_params(required=False),
+        click.Argument(["other"], metavar="[RUN]", required=False, type=cli.RUN_DIRECTORY),
         *cli.section(RUN, cli.option("-d --directory", "directory of the run, to record and resume it", metavar="DIR")),
         *cli.section(
             "Evaluation",
             cli.option("--recorded", "evaluate the run in this directory", cli.RUN_DIRECTORY, metavar="RUN"),
             cli.option("-k --k", "values of k (default: 1, 2, 4, ... samples per task)", cli.int_list, metavar="N,.."),
+            cli.option("--last-steps last", "of two trainings, compare the last N steps", cli.POSITIVE),
             cli.option("--threshold", "reward from which an episode passes", float, metavar="X", default=1.0),
             cli.option("--confidence", "confidence of the intervals", float, metavar="X", default=0.95),
             cli.option(
@@ -101,15 +130,17 @@ command = cli.Command(
         cli.json_option(),
     ],
     exit_codes={
-        0: "every episode has a reward",
+        0: "every episode has a reward, or two runs were compared",
         1: "some episodes have no reward",
         2: "invalid arguments, no such run, or the server cannot be used",
-        3: "no episode has a reward",
+        3: "no episode has a reward, or two runs have no task in common",
     },
     examples=[
         "eval tasks.jsonl --agent my_agent:build --reward my_agent:reward --base-url http://localhost:30000 \\\n"
         "      --tokenizer Qwen/Qwen3-8B -n 8 -k 1,8 -d runs/eval",
         "eval --recorded runs/first --markdown",
         "eval --recorded runs/first --threshold 0.5 --json",
+        "eval runs/before runs/after",
+        "eval runs/seed-1 runs/seed-2 --last-steps 20",
     ],
 )

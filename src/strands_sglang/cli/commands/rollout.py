@@ -67,7 +67,8 @@ def report(result: RunResult, as_json: bool) -> int:
         if metrics.reward_errors:
             lines.append("  " + paint(f"{counted(metrics.reward_errors, 'reward')} failed", "red"))
         if result.dropped or metrics.groups_dropped:
-            lines.append(f"  groups   {metrics.groups_kept:,} kept, {metrics.groups_dropped:,} dropped")
+            stale = f" ({metrics.groups_stale:,} too old)" if metrics.groups_stale else ""
+            lines.append(f"  groups   {metrics.groups_kept:,} kept, {metrics.groups_dropped:,} dropped{stale}")
         speed = f"{metrics.tokens_per_second_overall:,.0f} tokens per second"
         cached = "" if metrics.cache_hit_rate is None else f", {metrics.cache_hit_rate:.0%} of prompts cached"
         lines.append(f"  engine   {metrics.turns:,} turns, {metrics.sampled_tokens:,} tokens sampled, {speed}{cached}")

@@ -1,4 +1,4 @@
-"""`strands-sglang show`: the episodes of a run, or one episode turn by turn, in the terminal.
+"""`strands-sglang show`: the runs of a folder, the episodes of a run, or one episode turn by turn, in the terminal.
 
 Invariant: nothing is written, and no server is needed. Without a tokenizer, token ids are shown in place of text.
 """
@@ -18,6 +18,7 @@ from strands_sglang.cli import _episode_text
 from strands_sglang.errors import ConfigurationError, LedgerError
 
 if TYPE_CHECKING:
+    from strands_sglang.ledger.folder import RunPlace
     from strands_sglang.ledger.record import EpisodeRecord
     from strands_sglang.ledger.summary import SummaryRow
     from strands_sglang.viewer.token_text import TokenTexts
@@ -34,18 +35,43 @@ _CHARACTERS = 2000  # of a text, unless --full is given
 
 def run(directory: str, episode: str | None, **options: Any) -> int:
     """Show the episodes of a run, or one episode turn by turn: its sampled tokens coloured by probability, tool calls
-    with arguments, results, errors and seconds, its reward, why it ended, and its branches.
+    with arguments, results, errors and seconds, its reward, why it ended, and its branches. Of a folder with runs, such
+    as the steps of a training, show a line for each run.
 
     EPISODE is an episode id such as task-7/0, or the start of one.
     """
     from strands_sglang.cli._recorded_run import open_run
+    from strands_sglang.ledger.folder import find_runs, is_run
     from strands_sglang.ledger.summary import run_rows
 
+    if not is_run(Path(directory)) and (places := find_runs(directory)):
+        return _show_folder(directory, places, episode=episode, **options)
     run_file = open_run(directory)
     if episode is None:
         return _show_list(Path(directory), **options)
     mixed = _mixed(Path(directory), run_rows(Path(directory)))
     return _show_episode(_record(Path(directory), episode), run_file, mixed, **options)
+
+
+def _show_folder(directory: str, places: list[RunPlace], *, limit: int | None, as_json: bool, **options: Any) -> int:
+    """Show a line for each run of a folder; options that choose or show episodes need a run."""
+    from strands_sglang.cli._folder_text import folder_lines, read_runs
+
+    given = [
+        name for name, value in options.items() if value not in (None, (), False) and (name, value) != ("sort", "id")
+    ]
+    if given:
+        word = "EPISODE" if given[0] == "episode" else f"--{given[0].replace('_', '-')}"
+        raise ConfigurationError(
+            f"{word} needs the directory of one run, and {directory} is a folder of runs, such as {places[-1].name}"
+        )
+    if as_json:
+        for run in read_runs(places[-(limit or 0) :]):
+            print(cli.json_text(run), flush=True)
+    else:
+        most = _ROWS if limit is None else limit or None
+        print("\n".join(folder_lines(directory, list(read_runs(places)), most, cli.Paint(cli.wants_colours()))))
+    return SHOWN
 
 
 def _mixed(directory: Path, rows: Sequence[SummaryRow]) -> list[str]:
@@ -203,11 +229,12 @@ command = cli.Command(
         cli.flag("--tokens", "list sampled tokens one by one, with their logprobs"),
         cli.flag("--context", "also show the tokens added before each turn"),
         cli.flag("--full", "do not cut long texts"),
-        cli.json_option("print JSON: one object per episode and line, or one object for EPISODE"),
+        cli.json_option("print JSON: one object per episode (or run) and line, or one object for EPISODE"),
     ],
     exit_codes={0: "something was shown", 2: "invalid arguments, or no such run or episode", 3: "no episode matches"},
     examples=[
         "show runs/first",
+        "show runs",
         "show runs/first --ended timeout --ended agent_error",
         "show runs/first --max-reward 0 --text 'division by zero' --sort turns --reverse",
         "show runs/first task-7/0",

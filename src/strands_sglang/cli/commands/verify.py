@@ -5,11 +5,12 @@ Invariant: the exit code is 0 only if everything that was requested is proved.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from strands_sglang.cli import _command as cli
-from strands_sglang.errors import EngineError, LedgerError
+from strands_sglang.errors import ConfigurationError, EngineError, LedgerError
 
 if TYPE_CHECKING:
     from strands_sglang.proof import Certificate, RescoreReport
@@ -75,8 +76,17 @@ def _rescore(options: SimpleNamespace) -> RescoreReport:
             tolerance=TOLERANCE if options.tolerance is None else options.tolerance,
             all_versions=options.all_versions,
             temperature=options.temperature,
+            adapters=_adapters(options.adapter),
         )
     )
+
+
+def _adapters(given: Sequence[str]) -> dict[str, str]:
+    """Return the adapters of `--adapter RECORDED=LOADED`."""
+    for one in given:
+        if "=" not in one:
+            raise ConfigurationError(f"--adapter must be RECORDED=LOADED, got {one!r:.100}")
+    return {name: loaded for name, _, loaded in (one.partition("=") for one in given)}
 
 
 def _check_templates(options: SimpleNamespace) -> Any:
@@ -120,6 +130,13 @@ command = cli.Command(
             "--temperature", "temperature the run was sampled with (default: the one in run.json)", float, metavar="X"
         ),
         cli.flag("--all-versions", "also rescore tokens of other weight versions"),
+        cli.option(
+            "--adapter",
+            "name under which the engine of --rescore has a recorded LoRA adapter (empty: merged weights); can be "
+            "repeated",
+            metavar="RECORDED=LOADED",
+            multiple=True,
+        ),
         cli.option(
             "--templates",
             "compare every conversation with a full rendering of this tokenizer's chat template (name or path)",

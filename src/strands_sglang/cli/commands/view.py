@@ -28,9 +28,10 @@ def run(
     as_json: bool,
 ) -> int:
     """Show a recorded run in the browser: a table of its episodes, and each episode token by token beside its messages.
-    The page is served on 127.0.0.1 until you press Ctrl-C; a run that is being written is followed. Its address
-    contains a random token, without which the run cannot be read; the environment variable STRANDS_SGLANG_VIEWER_TOKEN
-    sets it.
+    Of a folder with runs, such as the steps of a training, the page shows curves, the list of runs, and any two of them
+    compared. The page is served on 127.0.0.1 until you press Ctrl-C; a run that is being written is followed. Its
+    address contains a random token, without which the run cannot be read; the environment variable
+    STRANDS_SGLANG_VIEWER_TOKEN sets it.
 
     With --export, chosen episodes are written as one HTML file instead, which works without a server. It contains
     everything that the tools of these episodes returned: treat it like the run itself.
@@ -84,6 +85,7 @@ command = cli.Command(
     },
     examples=[
         "view runs/first",
+        "view runs",
         "view runs/first --export bad.html --episode task-7/0 --episode task-7/3",
         "view runs/first --port 8000 --no-browser    # then, elsewhere: ssh -L 8000:127.0.0.1:8000 HOST",
     ],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from strands_sglang.runs.checks import machine, sampling, server, template
+from strands_sglang.runs.checks import machine, sampling, seeds, server, template
 from strands_sglang.runs.checks.setup import Finding, Setup
 
 CheckFunction = Callable[[Setup], Awaitable[Finding]]
@@ -17,6 +17,7 @@ CHECKS: dict[str, CheckFunction] = {
     "server": server.server,
     "versions": server.versions,
     "workers": server.workers,
+    "seeds": seeds.seeds,
     "sampling": sampling.sampling,
     "router": server.router,
     "tokenizer": template.tokenizer,
@@ -39,5 +40,5 @@ CHECKS: dict[str, CheckFunction] = {
     "ray": machine.ray,
 }
 
-QUICK = ("server", "context", "tokenizer", "template", "sampling", "kept sets")
+QUICK = ("server", "context", "tokenizer", "template", "seeds", "sampling", "kept sets")
 """Names of the checks before a run, in the order they are made: nothing is sampled before tokenizer and limits fit."""

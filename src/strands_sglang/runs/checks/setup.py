@@ -111,6 +111,10 @@ class Setup:
     limits: Limits = field(default_factory=Limits)
     needs_kept_sets: bool = False
     """Whether the trainer cannot train turns of top-p sampling without their kept sets."""
+    seed: int | None = None
+    """Seed of the run; None: it has none."""
+    samples: int | None = None
+    """Episodes of each task; None: unknown."""
     build: Callable[..., Any] | None = None
     """Builds the agent from a task and a model; None: no agent is checked."""
     task: Task = field(default_factory=lambda: Task("Say hello.", id="doctor"))

@@ -210,6 +210,7 @@ class View:
         now = self.now
         late = f", {now.tool_timeouts:,} timed out" if now.tool_timeouts else ""
         groups = f"{now.groups_kept:,} kept, {now.groups_dropped:,} dropped"
+        groups += f" ({now.groups_stale:,} too old)" if now.groups_stale else ""
         facts = {
             "groups": groups if now.groups_kept or now.groups_dropped else "",
             "tools": f"{now.tool_calls:,} run, {now.tool_errors:,} with errors{late}" if now.tool_errors else "",

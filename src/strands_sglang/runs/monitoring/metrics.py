@@ -148,6 +148,8 @@ class RunMetrics:
     """Audited conversations that differed from the rendering where the template was proved."""
     groups_kept: int = 0
     groups_dropped: int = 0
+    groups_stale: int = 0
+    """Groups that were not trained because a token was too old; part of `groups_dropped`."""
     filter_errors: int = 0
     versions: dict[str | None, int] = field(default_factory=dict)
     """Episodes by weight version of their tokens (None: not reported), oldest first, the newest 32 versions."""
@@ -237,9 +239,12 @@ class RunCounters:
             self._reward_sum += episode.reward
             self._history.add(episode.reward)
 
-    def groups(self, kept: int, dropped: int, filter_errors: int = 0) -> None:
-        """Set the numbers of complete groups that were kept and dropped, and how often a filter raised."""
-        numbers = {"groups_kept": kept, "groups_dropped": dropped, "filter_errors": filter_errors}
+    def groups(self, kept: int, dropped: int, filter_errors: int = 0, stale: int = 0) -> None:
+        """Set the numbers of complete groups that were kept, dropped, and too old, and how often a filter raised."""
+        numbers = {
+            **{"groups_kept": kept, "groups_dropped": dropped, "groups_stale": stale},
+            "filter_errors": filter_errors,
+        }
         for name, number in numbers.items():
             self._counts[name] = number
 

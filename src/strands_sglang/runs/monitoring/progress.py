@@ -257,6 +257,7 @@ def line(snapshot: RunMetrics) -> str:
         "tool_timeouts": snapshot.tool_timeouts or None,
         "groups_kept": snapshot.groups_kept or None,
         "groups_dropped": snapshot.groups_dropped or None,
+        "groups_stale": snapshot.groups_stale or None,
         "filter_errors": snapshot.filter_errors or None,
         "version": _word(snapshot.newest_version),
         "engine_unreachable_seconds": round(snapshot.unreachable_seconds) or None,

@@ -224,7 +224,7 @@ class NoEngine:
     """The engine of a replay; every call raises."""
 
     # Recorded answers may have what these ask for.
-    capabilities = frozenset({Capability.KEPT_SETS, Capability.IMAGES, Capability.ROUTED_EXPERTS})
+    capabilities = frozenset({Capability.KEPT_SETS, Capability.IMAGES, Capability.ROUTED_EXPERTS, Capability.ADAPTERS})
 
     async def generate(self, *args: Any, **kwargs: Any) -> Generation:
         """Raise DivergedError."""
@@ -287,6 +287,7 @@ async def replay(
                 await _wait_until_ended(work, record, recorder)
             finally:
                 work.cancel()
+                await recorder.opened.close()  # a client that `build` connects itself
             return compare(record, episode_run, replay_log, model.planner.bridge.encoder.decode)
 
     try:

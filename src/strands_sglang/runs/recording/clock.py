@@ -9,8 +9,8 @@ reports a silence to every clock with an outstanding call, since its last respon
 gets a health request at the start, and at most one a minute later. If one of several engine workers is silent, the
 engine counts as silent, because that worker may have the outstanding calls.
 
-Invariant: seconds in which the attempts of a call failed, or in which an engine with an outstanding call gave no sign
-of life, are not counted. Sampling that only takes long is counted.
+Invariant: seconds in which the attempts of a call failed, or in which an engine with an outstanding call was silent,
+are not counted. Sampling that only takes long is counted.
 """
 
 from __future__ import annotations

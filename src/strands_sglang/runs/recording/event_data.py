@@ -110,6 +110,8 @@ def partial_call_event(
         "discarded_tokens": part.discarded_tokens,
         "spec": None if part.spec is None else cast(SpeculationData, asdict(part.spec)),
     }
+    if part.adapter is not None:
+        detail["adapter"] = part.adapter
     data: PartialCallData = {
         "finish_reason": part.finish_reason.value,
         "finish_detail": part.finish_detail,
@@ -165,6 +167,7 @@ def generation_of(event: Event) -> Generation:
         routed_experts=_experts(data, arrays),
         kept=KeptSets(arrays["kept"], arrays["kept_offsets"], arrays["kept_logprobs"]) if "kept" in arrays else None,
         spec=SpecInfo(**spec) if spec else None,
+        adapter=detail.get("adapter"),
     )
 
 

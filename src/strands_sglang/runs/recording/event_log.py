@@ -74,6 +74,11 @@ class EventLog:
         with self.lock:
             self.closed = True
 
+    @property
+    def chain_end(self) -> tuple[int, int, bytes] | None:
+        """Epoch, number and previous digest of the next event; None: events are not written."""
+        return None if self._chain is None else (self._chain.epoch, self._chain.number, self._chain.head)
+
     def _check_not_closed(self) -> None:
         """Raise CallCancelledError if the log is closed."""
         if self.closed:

@@ -4,8 +4,8 @@
 which agents use like any other.
 
 Invariant: an answer is recorded before anybody sees it, and a recorded answer is returned for the same content without
-asking. What these models say is never part of the tree of turns, so it is never trained. A model that fails for good,
-or whose answer to an agent is truncated, ends the episode; nothing of that answer is used.
+asking. What these models say is never part of the tree of turns, so it is never trained. A model that fails
+permanently, or whose answer to an agent is truncated, ends the episode; nothing of that answer is used.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ class OtherModels(Mapping[str, "RecordedModel"]):
                     failure = MaxTokensReachedException("its answer was truncated: give it a higher limit of tokens")
             except Exception as error:
                 failure = error
-        call["seconds"] = round(time.monotonic() - began, 4)
+        call["seconds"], call["time"] = round(time.monotonic() - began, 4), round(time.time(), 3)
         recorded = None if failure is not None else rebuildable_data(answer, self._put)
         if failure is None and recorded is None:
             failure = TypeError("its answer cannot be recorded: it is not plain data")
@@ -336,7 +336,7 @@ class RecordedModel(WrapperModel):
         """Return the answer to a conversation; see `Model.stream`. Its parts arrive together.
 
         Raises:
-            OtherModelError: The model failed for good, or its answer to an agent was truncated.
+            OtherModelError: The model failed permanently, or its answer to an agent was truncated.
         """
         agent = calling_agent(invocation_state, cancel_signal)
         if agent is not None:

@@ -40,8 +40,10 @@ from strands_sglang.runs.recording.event_data import (
     partial_call_event,
 )
 from strands_sglang.runs.recording.event_log import EventLog
+from strands_sglang.runs.recording.opened import Opened
 from strands_sglang.runs.recording.pausable_engine import PartialTurn, PausableEngine, PausedError
 from strands_sglang.runs.recording.replay_log import LostCalls, ReplayLog
+from strands_sglang.runs.recording.seeds import TurnSeeds
 
 logger = logging.getLogger(__name__)
 _POLL_SECONDS = 0.05  # also delays an agent that ignores its cancellation and repeats its call
@@ -68,6 +70,8 @@ class EpisodeRecorder(EventLog):
         loop_throttle: LoopThrottle | None = None,
         engine_monitor: EngineMonitor | None = None,
         put_file: Put | None = None,
+        adapter: str | None = None,
+        session: str = "",
     ) -> None:
         """Create the recorder; must be called on the event loop that runs the episode.
 
@@ -81,11 +85,15 @@ class EpisodeRecorder(EventLog):
             loop_throttle: Spreads the work of episodes over iterations of the event loop; None: episodes do not wait.
             engine_monitor: Checks that the engine is alive; None: the engine counts as alive.
             put_file: Stores the images of prompts, which events refer to; None: they are not stored.
+            adapter: LoRA adapter that samples the episode; None: that of the settings.
+            session: Name of the episode's session of the prefix cache, for an engine that has sessions.
         """
         super().__init__(episode, chain, replay_log, replays=replays)
         self.metrics = EpisodeMetrics()
         """Counts and times so far; those that follow from the tree are set by `EpisodeMetrics.count`."""
         self.routing_key = routing_key
+        self.adapter = adapter
+        self.session = session or episode
         self.live_engine = engine if isinstance(engine, PausableEngine) else PausableEngine(engine)
         self.tool_arguments = ToolArguments.RECORD
         self.put_file = put_file
@@ -93,6 +101,8 @@ class EpisodeRecorder(EventLog):
         """Stores bytes in tool results and messages; None: events have their content."""
         self.template_time: datetime | None = None
         """The recorded time of the episode (`EpisodeTokens.time`); None: nothing is recorded."""
+        self.seeds: TurnSeeds | None = None
+        """The seeds of the turns; None: the engine chooses at random."""
         self.stored_images: set[str] = set()
         self._loop_throttle = loop_throttle
         self._engine_monitor = engine_monitor or EngineMonitor(None)
@@ -117,6 +127,10 @@ class EpisodeRecorder(EventLog):
         was sent instead; None otherwise."""
         self.on_agent: Callable[[Any], None] | None = None
         """Called with the agent of every turn, before its tools run; None: nothing is called."""
+        self.opened = Opened()
+        """What was opened for this episode; closed when it has ended."""
+        self.opened_by_worker = Opened()
+        """What was opened for all episodes of the worker; closed when the worker is closed."""
 
     @property
     def engine(self) -> EpisodeEngine:
@@ -218,22 +232,24 @@ class EpisodeRecorder(EventLog):
             raise
         images: Sequence[PromptImage] = arguments.get("images", ())
         prompt, inside, kept = ids_digest(input_ids, [image.digest for image in images]), within.get(), None
-        event = await self._from_record(prompt, input_ids)
-        if event is not None and event.kind is EventKind.CALL_ERROR:
-            error = error_of(event)
-            self.lost_calls.add(prompt, inside, error)
-            raise error
-        if event is not None:
-            generation = generation_of(event)
-            self.metrics.replayed_turns += 1
-        else:
-            kept = self.replay_log.take_part(prompt, inside)
-            self._store(images)
-            try:
-                generation = await self._sample(input_ids, dict(sampling_params or {}), prompt, kept, arguments, hold)
-            except BaseException:
-                self.replay_log.return_part(kept, prompt, inside)
-                raise
+        with nullcontext() if self.seeds is None else self.seeds.turn(prompt) as seed:
+            event = await self._from_record(prompt, input_ids)
+            if event is not None and event.kind is EventKind.CALL_ERROR:
+                error = error_of(event)
+                self.lost_calls.add(prompt, inside, error)
+                raise error
+            if event is not None:
+                generation = generation_of(event)
+                self.metrics.replayed_turns += 1
+            else:
+                sampling = {**(sampling_params or {}), **({} if seed is None else {"sampling_seed": seed})}
+                kept = self.replay_log.take_part(prompt, inside)
+                self._store(images)
+                try:
+                    generation = await self._sample(input_ids, sampling, prompt, kept, arguments, hold)
+                except BaseException:
+                    self.replay_log.return_part(kept, prompt, inside)
+                    raise
         self.lost_calls.answered(prompt, inside)
         earlier_tokens = 0
         if kept is not None and generation.token_ids[: len(kept)] == kept.token_ids:  # else it was discarded
@@ -345,6 +361,15 @@ class EpisodeRecorder(EventLog):
                 self._diverge(self.replay_log.next_event, f"the model {name!r} is asked something that is not recorded")
             raise self.replay_log.ended_error()
         return event
+
+    async def tool_list(self, name: str) -> list[Any] | None:
+        """Return the recorded tools of a server; None: it must be asked. Raises as `other_answer`."""
+        tools = self.replay_log.tool_list(name, within.get())
+        if tools is None and self.replays:
+            if len(self.replay_log):
+                self._diverge(self.replay_log.next_event, f"the tools of the server {name!r} are not recorded")
+            raise self.replay_log.ended_error()
+        return tools
 
     def reporting(self) -> AbstractContextManager[None]:
         """Report a call that is made in this `with` block to the clocks of the episode and of its tool calls."""

@@ -20,6 +20,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from strands.types.exceptions import ContextWindowOverflowException
 
@@ -44,6 +45,7 @@ from strands_sglang.ledger.event import (
     RollbackData,
     SampledArrays,
     ToolData,
+    ToolListData,
     arrays_of,
     data_of,
 )
@@ -134,6 +136,11 @@ class ReplayLog:
             if event.kind is EventKind.TOOL:
                 self._tools.setdefault(data_of(event, ToolData)["id"], deque()).append(event)
         self._other_answers = _other_answers(events)
+        self._tool_lists: dict[tuple[str, ...], deque[Event]] = {}
+        for event in events:
+            if event.kind is EventKind.TOOL_LIST:
+                listed = data_of(event, ToolListData)
+                self._tool_lists.setdefault((listed["name"], *listed["within"]), deque()).append(event)
         # Concurrent conversations, for example of sub-agents, may make their calls in another order than recorded.
         roots = sum(call["join"] == Join.ROOT.value for call in calls)
         concurrent = roots > 1 or any(data_of(event, EngineCallData)["within"] for event in answers)
@@ -166,6 +173,7 @@ class ReplayLog:
             self._answers.clear()
             self._tools.clear()
             self._other_answers.clear()
+            self._tool_lists.clear()
             self._partial_turns.clear()
             self._uncommitted = None
 
@@ -244,6 +252,12 @@ class ReplayLog:
             waiting = self._other_answers.get((request, *within))
             return waiting.popleft() if waiting else None
 
+    def tool_list(self, name: str, within: Collection[str]) -> list[Any] | None:
+        """Return the recorded tools of a server, asked inside these tool calls; None if they are not recorded."""
+        with self._lock:
+            waiting = self._tool_lists.get((name, *within))
+            return data_of(waiting.popleft(), ToolListData)["tools"] if waiting else None
+
     def take_part(self, prompt: str, within: Collection[str]) -> Generation | None:
         """Return the part of a turn that was sampled before its episode was paused; None if there is none."""
         with self._lock:
@@ -275,7 +289,8 @@ class ReplayLog:
             return any(call_id in data_of(event, EngineCallData)["within"] for event in self._answers)
 
 
-_REPLAYED = (EventKind.CALL, EventKind.CALL_ERROR, EventKind.TOOL, *OF_OTHER_MODELS)
+_REPLAYED = (EventKind.CALL, EventKind.CALL_ERROR, EventKind.TOOL, EventKind.TOOL_LIST, *OF_OTHER_MODELS)
+_ASKED_OUTSIDE = (EventKind.TOOL_LIST, EventKind.MODEL)
 OVERFLOW = ContextWindowOverflowException.__name__
 """Error of another model that its agent handles by sending less; it would come again, so it is replayed."""
 
@@ -299,9 +314,9 @@ def _not_rolled_back(record: EpisodeRecord) -> tuple[list[Event], int]:
             rollback = data_of(event, RollbackData)
             removed = (number for number, one in enumerate(remaining) if _removed_by(rollback, one))
             first = next(removed, len(remaining))
-            # The process that diverged may have asked other models before: these answers were given in it.
+            # The process that diverged may have asked other models or servers before: these answers were given in it.
             remaining[first:] = (
-                [one for one in remaining[first:] if one.kind is EventKind.MODEL and one.epoch == event.epoch]
+                [one for one in remaining[first:] if one.kind in _ASKED_OUTSIDE and one.epoch == event.epoch]
                 if rollback["cause"] == RollbackCause.DIVERGED.value
                 else []
             )

@@ -182,6 +182,7 @@ class ToolRecorder:
             "seconds": round(seconds, 4),
             "calls": self.recorder.calls_within.get(call_id, 0),
             "within": list(within.get()),
+            "time": round(time.time(), 3),
         }
         self.recorder.write(EventKind.TOOL, data)
 

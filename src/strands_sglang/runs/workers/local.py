@@ -19,6 +19,7 @@ from typing import Any
 from strands_sglang._async import LoopThrottle
 from strands_sglang._strands_compat.fast_agents import fast_agents
 from strands_sglang.chat.tokenization import load_tokenizer
+from strands_sglang.engine import has_sessions
 from strands_sglang.engine.protocol import CancelSignal, in_run
 from strands_sglang.errors import EngineError, EngineUnreachableError, ToolUnavailableError
 from strands_sglang.gateway.process import Gateways
@@ -33,10 +34,12 @@ from strands_sglang.runs.finalizer import EpisodeFinalizer, RewardRunner
 from strands_sglang.runs.limits import Limits
 from strands_sglang.runs.monitoring.telemetry import episode_ended, episode_span
 from strands_sglang.runs.recording.clock import EngineMonitor, EpisodeClock, wait_in_time
+from strands_sglang.runs.recording.opened import Opened
 from strands_sglang.runs.recording.other_models import made_models
 from strands_sglang.runs.recording.pausable_engine import PausableEngine
 from strands_sglang.runs.recording.recorder import EpisodeRecorder
 from strands_sglang.runs.recording.replay_log import ReplayLog
+from strands_sglang.runs.recording.seeds import TurnSeeds
 from strands_sglang.runs.resume import restored
 from strands_sglang.runs.workers.spec import EpisodeSpec, ModelCache, RunSpec, fingerprint
 from strands_sglang.tokens import TokenTree
@@ -65,6 +68,8 @@ class LocalWorker:
         self._finalizer = EpisodeFinalizer(scorer, self._writer, self.fingerprint, self._other_models)
         self._pauses: dict[str, asyncio.Future[float]] = {}  # by episode; the result is the seconds to wait
         self._gateways = Gateways()
+        self._opened = Opened()
+        self._closing: set[asyncio.Future[None]] = set()  # what single episodes opened
         quiet_logs()
 
     async def run(
@@ -112,11 +117,23 @@ class LocalWorker:
     async def _run(
         self, spec: EpisodeSpec, on_turn: OnTurn | None, stop: asyncio.Event | None, pause: CancelSignal | None
     ) -> Episode:
-        run_spec, limits = self.run_spec, spec.limits or self.run_spec.limits
         events: list[bytes] = []  # the episode's events, if it can be paused
         episode_run = EpisodeRun(spec.id, spec.task, self._recorder(spec, events, pause))
         if on_turn is not None:
             episode_run.recorder.on_turn = lambda turn: on_turn(TurnCounts.of(turn))
+        try:
+            return await self._run_agent(spec, episode_run, events, stop)
+        finally:
+            if opened := episode_run.recorder.opened:
+                closing = asyncio.ensure_future(opened.close())
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
+                await asyncio.wait({closing}, timeout=_GRACE)
+
+    async def _run_agent(
+        self, spec: EpisodeSpec, episode_run: EpisodeRun, events: list[bytes], stop: asyncio.Event | None
+    ) -> Episode:
+        run_spec, limits = self.run_spec, spec.limits or self.run_spec.limits
         began, episode_run.recorder.clock = time.monotonic(), EpisodeClock()
         model, others = self.models.of(spec), self._other_models
         work = asyncio.ensure_future(
@@ -140,6 +157,7 @@ class LocalWorker:
             await _cancel_agent(episode_run.recorder, work)
             if stop is None or not stop.is_set():
                 del self._pauses[spec.id]
+                await self._close_session(episode_run.recorder)
                 raise
             outcome = AgentOutcome(EndReason.NOT_NEEDED)
         seconds = time.monotonic() - began
@@ -165,6 +183,13 @@ class LocalWorker:
             return ending.result()  # the episode had ended already: it keeps its own end reason
         finally:
             del self._pauses[spec.id]
+            await self._close_session(episode_run.recorder)
+
+    async def _close_session(self, recorder: EpisodeRecorder) -> None:
+        """End the episode's session of the prefix cache, after its last request: a later one would open it again."""
+        recorder.close()
+        if has_sessions(engine := self.model.client):
+            await engine.close_session(recorder.session)
 
     async def _wait(self, episode_run: EpisodeRun, limits: Limits, futures: set[asyncio.Future[Any]]) -> None:
         """Wait until an episode ends, exceeds its time limit, is paused, or cannot continue because of an outage."""
@@ -193,8 +218,10 @@ class LocalWorker:
         return await self._finalizer.episode(spec, episode_run, outcome, 0.0, recorded_tree=tree)
 
     async def close(self) -> None:
-        """Write the remaining events and close the ledger shard."""
+        """Close what episodes opened, write the remaining events and close the ledger shard."""
         await self._gateways.close()
+        await asyncio.gather(*self._closing)
+        await self._opened.close()
         if self._writer is not None:
             await self._writer.flushed()
             self._writer.close()
@@ -239,8 +266,12 @@ class LocalWorker:
             loop_throttle=self._loop_throttle,
             engine_monitor=self._engine_monitor,
             put_file=put_file,
+            adapter=spec.task.adapter,
+            session=f"{self.run_spec.run}/{spec.id}#{token_hex(4)}",
         )
+        recorder.opened_by_worker = self._opened
         recorder.template_time = template_time
+        recorder.seeds = None if self.run_spec.seed is None else TurnSeeds(self.run_spec.seed, spec.id)
         recorder.put_data = put_data
         recorder.tool_arguments = self.run_spec.tool_arguments
         return recorder
@@ -279,7 +310,7 @@ def _outcome(work: asyncio.Task[AgentOutcome], episode_run: EpisodeRun, limits: 
 
 
 def _outage(episode_run: EpisodeRun) -> EngineError | ToolUnavailableError | None:
-    """Return the error of the first engine call that failed for good, or of an unavailable tool or model, if any."""
+    """Return the error of the first engine call that failed permanently, or of an unavailable tool or model, if any."""
     recorder = episode_run.recorder
     return recorder.outage.result() if recorder.outage.done() else recorder.lost_calls.first
 

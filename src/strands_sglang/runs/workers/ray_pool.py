@@ -163,8 +163,17 @@ class RayPool:
         self._ray, self._run_spec = ray, run_spec
         if not ray.is_initialized():
             # Ray is not shut down before the program ends: results are read after the run.
-            cpus = max(workers, os.cpu_count() or 1)
-            ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
+            if cluster := os.environ.get("RAY_ADDRESS"):  # has cores and settings of its own
+                try:
+                    ray.init(log_to_driver=False)
+                except (ConnectionError, ValueError) as error:
+                    raise ConfigurationError(
+                        f"no Ray cluster answers at RAY_ADDRESS={cluster}: start it, or unset RAY_ADDRESS to use "
+                        f"this machine ({error})"
+                    ) from error
+            else:
+                cpus = max(workers, os.cpu_count() or 1)
+                ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
         # Without enough free cores, workers that reserve one would never start.
         cores = 1 if ray.available_resources().get("CPU", 0) >= workers else 0
         self._actor_class = ray.remote(

@@ -91,6 +91,8 @@ class RunSpec:
     """Whether episodes can be paused and resumed; their events are then also kept in memory."""
     reward_timeout: float | None = None
     tool_arguments: ToolArguments = ToolArguments.RECORD
+    seed: int | None = None
+    """Seed that the seeds of all turns are derived from; None: the engine chooses at random."""
     tune_runtime: bool = True
     fast_agents: bool = True
     """Whether episodes run inside `fast_agents`."""
@@ -102,7 +104,8 @@ class RunSpec:
 
     def settings(self) -> dict[str, Any]:
         """Return model options and limits as plain data for the ledger; other objects are replaced by their repr."""
-        plain: dict[str, Any] = orjson.loads(dump_bytes({**self.model_options, "limits": asdict(self.limits)}))
+        seed = {} if self.seed is None else {"seed": self.seed}
+        plain: dict[str, Any] = orjson.loads(dump_bytes({**self.model_options, "limits": asdict(self.limits), **seed}))
         return plain
 
     def tokenizer_name(self) -> str | None:

@@ -29,6 +29,7 @@ from strands_sglang.runs.agent_runner import failure_of
 from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.runs.episode import Episode
 from strands_sglang.runs.limits import Limits
+from strands_sglang.runs.staleness import MaxStaleness
 from strands_sglang.runs.task import Task
 from strands_sglang.runs.workers.spec import EpisodeSpec
 from strands_sglang.tokens import TokenTree
@@ -67,6 +68,7 @@ def slime_rollout(
     client: TokenEngine | None = None,
     preflight: bool = True,
     teacher: ScoringEngine | str | None = None,
+    max_staleness: MaxStaleness | int | None = None,
     **model_options: Any,
 ) -> Callable[..., Awaitable[Any]]:
     """Make the function that slime calls for every sample.
@@ -91,6 +93,8 @@ def slime_rollout(
         preflight: Whether to check slime's engines before the first sample, for at most 5 seconds.
         teacher: Engine of a teacher, or its base URL: its logprobs of the response become `teacher_log_probs`. A sample
             that it could not score is kept out of the loss. None: no teacher.
+        max_staleness: The number of weight updates after which a token is too old to be trained, or a `MaxStaleness`.
+            It is decided for each sample, when its episode has ended. None: tokens of any age are trained.
         **model_options: Further arguments of `SGLangModel`. Sampling parameters come from slime.
 
     Example:
@@ -112,6 +116,7 @@ def slime_rollout(
         client=client,
         preflight=preflight,
         teacher=teacher,
+        max_staleness=max_staleness,
         **model_options,
     )
 
@@ -171,7 +176,7 @@ class SampleRunner:
             host.needs_kept_sets = bool(form)
         try:
             spec = self._specs.spec(args, given, sampling_params, evaluation=evaluation)
-            episode = await host.run(args, spec, flag)
+            episode = await host.run(args, spec, flag, evaluation=evaluation)
             log_failure(episode)
             teacher = None if evaluation else self._teacher
             if teacher is not None:

@@ -38,14 +38,17 @@ from strands_sglang.runs.experiment import experiment_of, origin
 from strands_sglang.runs.limits import Limits
 from strands_sglang.runs.preflight import preflight_run
 from strands_sglang.runs.recording.other_models import checked_models
+from strands_sglang.runs.staleness import MaxStaleness, StalenessGate
 from strands_sglang.runs.workers.local import LocalWorker
 from strands_sglang.runs.workers.process_tuning import ToolThreads
 from strands_sglang.runs.workers.ray_pool import RayPool
 from strands_sglang.runs.workers.spec import EpisodeSpec, RunSpec, fingerprint
 from strands_sglang.trainers.images import ImageFeatures
-from strands_sglang.trainers.worker_pool import PerLoop
+from strands_sglang.trainers.worker_pool import PerLoop, run_fresh
 
 logger = logging.getLogger(__name__)
+
+_RUNS = itertools.count()  # of this process
 
 _STATE_MODULE = "slime.rollout.sglang_rollout"
 _POLL_SECONDS = 0.02
@@ -124,6 +127,7 @@ class SlimeHost:
         tokenizer: Any = None,
         client: TokenEngine | None = None,
         preflight: bool = True,
+        max_staleness: MaxStaleness | int | None = None,
         **model_options: Any,
     ) -> None:
         """Keep the settings, which `slime_rollout` documents; nothing is started before the first sample."""
@@ -134,6 +138,8 @@ class SlimeHost:
         self._models = checked_models(models, build, reward)
         self._tokenizer, self._client = tokenizer, client
         self._preflight = preflight
+        self._rule = MaxStaleness.of(max_staleness)
+        self._gates: PerLoop[StalenessGate] = PerLoop()
         self._names = itertools.count()
         self._run_spec: RunSpec | None = None
         self._preflights: PerLoop[asyncio.Future[None]] = PerLoop()
@@ -157,8 +163,18 @@ class SlimeHost:
             self._image_features = ImageFeatures(given if known else getattr(args, "hf_checkpoint", ""))
         return self._image_features
 
-    async def run(self, args: Any, spec: EpisodeSpec, flag: AbortFlag) -> Episode:
-        """Run an episode until it ends, or until slime sets its abort flag."""
+    async def run(self, args: Any, spec: EpisodeSpec, flag: AbortFlag, *, evaluation: bool = False) -> Episode:
+        """Run an episode until it ends, or until slime sets its abort flag; one that is too old may be run again."""
+        gate = self._gate(args) if self._rule is not None and not evaluation else None
+        return await run_fresh(gate, spec, lambda one: self._run(args, one, flag))
+
+    def _gate(self, args: Any) -> StalenessGate:
+        rule, run_spec = self._rule, self._make_setup(args)
+        assert rule is not None
+        name = f"staleness{os.getpid()}.{next(self._names)}"
+        return self._gates.get(lambda: StalenessGate(rule, run_spec.client, run_spec.directory, name))
+
+    async def _run(self, args: Any, spec: EpisodeSpec, flag: AbortFlag) -> Episode:
         worker, monitor = self._by_loop.get(lambda: (self._make_worker(self._make_setup(args), args), AbortMonitor()))
         await self._check_engine(spec)
         watched = monitor.watch(flag, lambda: worker.pause(spec.id))
@@ -197,7 +213,8 @@ class SlimeHost:
         options = dict(self._options)
         if getattr(args, "use_rollout_routing_replay", False):
             options.setdefault("routed_experts", True)
-        run = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        number = next(_RUNS)  # another function for samples may begin a run in the same second
+        run = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}" + (f".{number}" if number else "")
         directory = None if self._directory is None else self._directory / run
         tokenizer = self._tokenizer if self._tokenizer is not None else args.hf_checkpoint
         try:

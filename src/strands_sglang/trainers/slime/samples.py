@@ -58,6 +58,8 @@ class RemovalReason(str, Enum):
     """Routed experts are required, but those of this branch are unknown."""
     NO_KEPT_SETS = "no_kept_sets"
     NO_TEACHER = "no_teacher"
+    STALE = "stale"
+    """Its tokens are too old (`max_staleness`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,8 @@ def samples_of(
     contents = [_content(row, episode, response_limit, off_policy or {}, bool(kept_sets)) for row in given]
     contents = [one for one in contents if any(one.mask)] or contents[:1]
     if not contents:
-        contents, removed = [_PLACEHOLDER], removed or RemovalReason.NOTHING_SAMPLED
+        old = episode.staleness is not None and episode.staleness.too_old
+        contents, removed = [_PLACEHOLDER], removed or (RemovalReason.STALE if old else RemovalReason.NOTHING_SAMPLED)
     if removed is not None and any(missing_images(one.path, episode) for one in contents):
         contents = [_PLACEHOLDER]  # paused again before its images were shown again: the record has them
     made = [sample, *(copy_sample(sample) for _ in contents[1:])]
@@ -143,6 +146,8 @@ def samples_of(
 
 
 def _removal_reason(status: TrainerStatus, episode: Episode) -> RemovalReason | None:
+    if episode.staleness is not None and episode.staleness.dropped:
+        return RemovalReason.STALE
     if not status.trained:
         return RemovalReason(status.value)
     return RemovalReason.NOT_SCORED if episode.reward_detail.error is not None else None

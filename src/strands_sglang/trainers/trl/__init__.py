@@ -3,7 +3,8 @@
 from strands_sglang.trainers.trl.batch import LogprobDrift, logprob_drift, trl_reward
 from strands_sglang.trainers.trl.engine_thread import EngineThread
 from strands_sglang.trainers.trl.rollout import TrlRollout, TrlStep, trl_rollout
-from strands_sglang.trainers.trl.weight_sync import DiskSync, WeightSync
+from strands_sglang.trainers.trl.tree_rows import tree_rows
+from strands_sglang.trainers.trl.weight_sync import AdapterSync, DiskSync, WeightSync
 
 __all__ = [
     "trl_rollout",
@@ -11,8 +12,10 @@ __all__ = [
     "TrlRollout",
     "TrlStep",
     "DiskSync",
+    "AdapterSync",
     "WeightSync",
     "EngineThread",
+    "tree_rows",
     "logprob_drift",
     "LogprobDrift",
 ]

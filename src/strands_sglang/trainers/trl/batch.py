@@ -50,14 +50,20 @@ class Completion:
 
     @classmethod
     def of(cls, episode: Episode, version: str | None = None) -> Completion:
-        """Return the completion of an episode; it is not trained if another `version` sampled it (None accepts any)."""
-        row = next(iter(rows(episode)), None)
+        """Return the completion of an episode.
+
+        It is not trained if its tokens are too old; without a decision about that (`Episode.staleness`), if another
+        `version` sampled it (None accepts any).
+        """
+        row, staleness = next(iter(rows(episode)), None), episode.staleness
         masked = None
-        if not status_of(episode).trained:
+        if staleness is not None and (staleness.dropped or (row is None and staleness.too_old)):
+            masked = MaskReason.STALE
+        elif not status_of(episode).trained:
             masked = MaskReason.FAILED
         elif row is None:
             masked = MaskReason.EMPTY
-        elif version is not None and versions_of(row) != {version}:
+        elif staleness is None and version is not None and versions_of(row) != {version}:
             masked = MaskReason.STALE
         return cls(episode, row, masked)
 

@@ -33,10 +33,12 @@ from strands_sglang.engine.request import has_kept_sets
 from strands_sglang.errors import ConfigurationError, EngineError
 from strands_sglang.runs import Limits, RunOptions, Task, rollout
 from strands_sglang.runs.preflight import SECONDS
+from strands_sglang.runs.staleness import MaxStaleness
 from strands_sglang.trainers.rows import Row
 from strands_sglang.trainers.trl.batch import METRICS, Completion, MaskReason, batch_of, logprob_drift, versions_of
 from strands_sglang.trainers.trl.engine_thread import EngineThread
 from strands_sglang.trainers.trl.tasks import Plan, TaskFinder
+from strands_sglang.trainers.trl.trainer_values import ValuesRecorder
 from strands_sglang.trainers.trl.weight_sync import SyncKind, WeightSync, WeightUpdater, sharded_by
 from strands_sglang.trainers.worker_pool import bound_limits, pad_id_of
 
@@ -163,7 +165,9 @@ class TrlRollout:
         limits: Limits,
         drift_rows: int,
         options: Mapping[str, Any],
+        values: ValuesRecorder | None = None,
     ) -> None:
+        self._values = values
         self.engine = engine
         self.last: TrlStep | None = None
         self._build, self._updater, self._finder = build, updater, finder
@@ -190,6 +194,7 @@ class TrlRollout:
         tokenizer = load_tokenizer(self._options.get("tokenizer") or trainer.processing_class)
         tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
         longest = trainer.args.max_completion_length
+        rule = MaxStaleness.of(self._options.get("max_staleness")) if training else None
         began = time.monotonic()
         run = self.engine.run(
             rollout(
@@ -205,21 +210,30 @@ class TrlRollout:
                     "tokenizer": tokenizer,
                     "directory": directory,
                     "sampling_params": sampling,
+                    "max_staleness": None if rule is None else self._updater.fitted(rule),
+                    **({} if self._updater.adapter is None else {"adapter": self._updater.adapter}),
                 },
             )
         )
         metrics["rollout/seconds"] = time.monotonic() - began
-        groups = [*run.groups, *run.dropped]
-        episodes = {(one.task.id, one.sample): one for group in groups for one in group.episodes}
+        # Of a task that was run again, the last group counts; its samples have higher numbers.
+        groups = [*run.dropped, *run.groups]
+        episodes = {(one.task.id, one.sample % plan.samples): one for group in groups for one in group.episodes}
+        if rule is not None:
+            metrics["rollout/stale_groups"] = run.metrics.groups_stale
         version = self._updater.version
         completions = [Completion.of(episodes[slot], version) for slot in plan.slots]
         self.last = TrlStep(trainer.state.global_step, version, directory, completions, metrics)
         self._report_masked(self.last)
         self._measure_drift(self.last, trainer)
+        if self._values is not None and directory is not None and training:
+            self._values.expect(trainer, directory, completions)
         return {**batch_of(completions, pad=pad_id_of(tokenizer), longest=longest), METRICS: metrics}
 
     def close(self) -> None:
         """Stop the thread, close the client and remove saved weights. A later call starts again."""
+        if self._values is not None:
+            self._values.detach()
         self._updater.close()
         self.engine.close()
 
@@ -286,6 +300,8 @@ def trl_rollout(
     concurrency: int = 256,
     sampling_params: Mapping[str, Any] | None = None,
     drift_rows: int = 8,
+    trainer_values: bool = False,
+    max_staleness: MaxStaleness | int | None = None,
     **options: Any,
 ) -> TrlRollout:
     """Return a `rollout_func` for TRL's `GRPOTrainer` that runs episodes as `rollout` does, on an SGLang engine.
@@ -297,10 +313,15 @@ def trl_rollout(
         limits: Limits of an episode. In addition, all its turns together stay within `max_completion_length`.
         tasks: Makes the task of a prompt. None: the row of the trainer's dataset with this prompt is the task, with its
             `answer` and, in `data`, every other column.
-        sync: How the engine gets the trainer's weights whenever its step has changed: "disk"; a `DiskSync(folder)`; a
-            function `sync(trainer, version, engine)`, called on every process; or "none".
+        sync: How the engine gets the trainer's weights whenever its step has changed: "disk"; "adapter", which loads
+            the LoRA adapter alone; a `DiskSync(folder)` or `AdapterSync(folder)`; a function
+            `sync(trainer, version, engine)`, called on every process; or "none".
         directory: Where ledgers are written, each call in its own directory; None: no ledger is written.
+        max_staleness: The number of weight updates after which a token is too old to be trained, or a `MaxStaleness`.
+            None: an episode is trained only if the trainer's current weights sampled all of its tokens.
         drift_rows: Number of rows per step whose logprobs are recomputed by the trainer's model; 0 for none.
+        trainer_values: Whether to write what the trainer makes of every sampled token (advantage, logprob, ratio,
+            entropy, clip, loss mask) beside the ledger of each step, for the viewer. Needs `directory`.
         **options: Further arguments of `rollout`: `workers`, `progress`, `tokenizer`, `tool_parser`, `options`, ...
             `RunOptions.preflight` (on by default) also checks that the server serves the model whose weights it gets.
 
@@ -316,10 +337,17 @@ def trl_rollout(
         raise ConfigurationError(
             f"{sorted(fixed)[0]} cannot be given: TRL needs exactly one completion per prompt. Remove it"
         )
+    if trainer_values and directory is None:
+        raise ConfigurationError(
+            "trainer_values=True needs a directory, where they are written: directory='runs/first'"
+        )
     used = SGLangClient(str(base_url), max_connections=concurrency) if client is None else client
     engine = EngineThread(used, owned=client is None)
     check = check_served_model if options.get("options", RunOptions()).preflight else None
-    given = {"reward": reward, "directory": directory, "concurrency": concurrency, "sampling_params": sampling_params}
+    given = {
+        **{"reward": reward, "directory": directory, "concurrency": concurrency, "sampling_params": sampling_params},
+        "max_staleness": MaxStaleness.of(max_staleness),
+    }
     return TrlRollout(
         build,
         engine,
@@ -328,4 +356,5 @@ def trl_rollout(
         limits or Limits(),
         drift_rows,
         {**options, **given},
+        ValuesRecorder() if trainer_values else None,
     )

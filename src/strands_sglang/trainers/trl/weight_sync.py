@@ -13,16 +13,19 @@ import tempfile
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import orjson
 
-from strands_sglang.engine.control import EngineControl
+from strands_sglang.engine.adapters import MARK, version_with
+from strands_sglang.engine.control import ControlResult, EngineControl
 from strands_sglang.errors import ConfigurationError, EngineError, EngineUnavailableError, RequestRejectedError
+from strands_sglang.runs.staleness import MaxStaleness
 from strands_sglang.trainers.trl.engine_thread import EngineThread
 
 logger = logging.getLogger(__name__)
@@ -33,6 +36,7 @@ PATIENCE = 600.0
 """Seconds for which a request to an engine that does not respond is retried."""
 
 _PAUSE, _LONGEST_PAUSE = 1.0, 15.0
+_FOREIGN = -(1 << 31)  # place of a version that another process gave the engine
 _SHARDED = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "TP")
 
 
@@ -67,10 +71,15 @@ class DiskSync:
         if not trainer.accelerator.is_main_process:
             return
         path = self._save(trainer, version)
-        retry(lambda: engine.run(_load(engine.control, path, version)), self.patience)
+        retry(lambda: engine.run(self._load(engine.control, path, version)), self.patience)
         if self._last is not None and self._last != path:
             shutil.rmtree(self._last, ignore_errors=True)
         self._last = path
+
+    async def _load(self, control: EngineControl, path: Path, version: str) -> None:
+        """Have every worker load what was saved."""
+        results = await control.swap_weights(str(path), version=version)
+        await _check_loaded(control, results, path, version)
 
     def close(self) -> None:
         """Remove saved weights."""
@@ -88,18 +97,60 @@ class DiskSync:
         partial, path = folder / f".partial-{version}", folder / f"weights-{version}"
         for left in (partial, path):
             shutil.rmtree(left, ignore_errors=True)
-        save_weights(trainer.accelerator.unwrap_model(trainer.model), partial)
+        self._write(trainer.accelerator.unwrap_model(trainer.model), partial)
         partial.rename(path)
         return path
 
+    def _write(self, model: Any, path: Path) -> None:
+        save_weights(model, path)
 
-async def _load(control: EngineControl, path: Path, version: str) -> None:
+
+class AdapterSync(DiskSync):
+    """Saves the trainer's LoRA adapter alone, has every worker load it under a new name, and unloads the previous one.
+
+    The engine keeps the base weights, so an update writes and loads little. The server needs `--enable-lora`,
+    `--max-lora-rank` and `--lora-target-modules` that fit the adapter.
+
+    Example:
+        >>> rollouts = trl_rollout(build, reward=score, base_url=url, sync=AdapterSync("/dev/shm/adapters"))
+    """
+
+    def __init__(self, folder: str | Path | None = None, *, name: str = "", patience: float = PATIENCE) -> None:
+        """Keep the settings, as for `DiskSync`; the adapter of a step is called `NAME-vSTEP`.
+
+        `name` must be new for the server. "": one with random digits.
+        """
+        super().__init__(folder, patience=patience)
+        self._name = name or f"policy-{uuid.uuid4().hex[:6]}"
+        self.adapter: str | None = None
+        """The adapter that was loaded last; None: none yet."""
+
+    async def _load(self, control: EngineControl, path: Path, version: str) -> None:
+        adapter = f"{self._name}-v{version}"
+        results = await control.load_adapter(adapter, str(path))
+        await _check_loaded(control, results, path, version)
+        if self.adapter not in (None, adapter):
+            await control.unload_adapter(str(self.adapter))
+        self.adapter = adapter
+
+    def _write(self, model: Any, path: Path) -> None:
+        config: Any = getattr(model, "peft_config", {}).get(getattr(model, "active_adapter", None))
+        kind = str(getattr(getattr(config, "peft_type", None), "value", "no adapter"))
+        if kind != "LORA" or getattr(config, "modules_to_save", None):
+            more = "" if kind != "LORA" else f" that also trains {config.modules_to_save} as a whole"
+            raise ConfigurationError(
+                f"the trainer must have a LoRA adapter for sync='adapter', got {kind}{more}: pass peft_config="
+                "LoraConfig(...) to the trainer, or use sync='disk', which merges any adapter"
+            )
+        model.save_pretrained(str(path), selected_adapters=[model.active_adapter])
+
+
+async def _check_loaded(control: EngineControl, results: Sequence[ControlResult], path: Path, version: str) -> None:
     """A worker that responds but does not load the weights is an error.
 
     One that does not respond samples nothing. If it comes back with older weights, what it samples is masked until
     the next update.
     """
-    results = await control.swap_weights(str(path), version=version)
     refused = {result.worker: result.message for result in results if not (result.ok and _succeeded(result.message))}
     if not refused:
         return
@@ -209,6 +260,8 @@ class SyncKind(str, Enum):
     """How the engine gets the trainer's weights."""
 
     DISK = "disk"
+    ADAPTER = "adapter"
+    """Only the LoRA adapter; the engine keeps the base weights."""
     NONE = "none"
 
 
@@ -241,12 +294,20 @@ class WeightUpdater:
             kind = sync if callable(sync) else SyncKind(sync)
         except ValueError:
             raise ConfigurationError(
-                f"sync must be 'disk', 'none', a DiskSync(...) or a function, got {sync!r}"
+                f"sync must be 'disk', 'adapter', 'none', a DiskSync(...), an AdapterSync(...) or a function, "
+                f"got {sync!r}"
             ) from None
-        self._sync = None if kind is SyncKind.NONE else DiskSync() if kind is SyncKind.DISK else kind
+        self._sync: WeightSync | None = None
+        if kind is SyncKind.DISK:
+            self._sync = DiskSync()
+        elif kind is SyncKind.ADAPTER:
+            self._sync = AdapterSync()
+        elif not isinstance(kind, SyncKind):
+            self._sync = kind
         self._engine, self._engine_check = engine, check
         self._done: tuple[weakref.ref[Any], int] | None = None  # a trainer and its step
         self.version: str | None = None
+        self._places: dict[str, int] = {}
         if self._sync is not None:
             _ = engine.control  # raises now if weights cannot be updated
 
@@ -262,15 +323,27 @@ class WeightUpdater:
             self._sync(trainer, version, self._engine)
         except Exception as error:  # raised below, after the other processes know: they would wait forever
             failed = error
-        _from_main(trainer, lambda: self._check(version, failed))
+        on_record = str(_from_main(trainer, lambda: self._check(version, failed)))
         if failed is not None:
             raise failed
-        self._done, self.version = (weakref.ref(trainer), step), version
+        self._done, self.version = (weakref.ref(trainer), step), on_record
+        self._places[on_record] = len(self._places)
         seconds = time.monotonic() - began
         logger.info(
-            "step=<%d>, version=<%s>, seconds=<%.2f> | engine loaded the trainer's weights", step, version, seconds
+            "step=<%d>, version=<%s>, seconds=<%.2f> | engine loaded the trainer's weights", step, on_record, seconds
         )
         return seconds
+
+    def place(self, version: str) -> int:
+        """Return the number of updates before the one that gave weights this name; others are older than all."""
+        return self._places.get(version, _FOREIGN)
+
+    def fitted(self, rule: MaxStaleness) -> MaxStaleness:
+        """Return a rule that knows the trainer's versions, unless the trainer does not update the engine's weights."""
+        rule = replace(rule, stop_running=False)  # TRL needs every episode, and waits for all before the next update
+        if self._sync is None:
+            return rule
+        return replace(rule, order=rule.order or self.place, current=rule.current or (lambda: self.version))
 
     def close(self) -> None:
         """Remove saved weights; the next `update` updates again."""
@@ -290,15 +363,24 @@ class WeightUpdater:
         current = retry(self._engine_version, getattr(self._sync, "patience", PATIENCE))
         return name if current != name else f"{name}-{uuid.uuid4().hex[:6]}"
 
-    def _check(self, version: str, failed: Exception | None) -> None:
+    @property
+    def adapter(self) -> str | None:
+        """The LoRA adapter to sample with; None: the engine's weights as they are."""
+        return None if self.version is None else self.version.partition(MARK)[2] or None
+
+    def _check(self, version: str, failed: Exception | None) -> str:
+        """Return the version of the tokens that are sampled from now on; raise if the update did not take place."""
         if failed is not None:
             raise failed
         now = self._engine_version()
+        if (adapter := getattr(self._sync, "adapter", None)) is not None:
+            return version_with(now, adapter)
         if now != version:
             raise EngineError(
                 f"the engine must sample from the weights {version!r} after the update, but reports {now!r}: the "
                 "update did not take place, or another process updates this engine too"
             )
+        return version
 
 
 def _from_main(trainer: Any, work: Callable[[], Any]) -> Any:

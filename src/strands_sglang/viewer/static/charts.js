@@ -1,12 +1,12 @@
 // Small charts of the run. Each returns an element; a click reports what was chosen.
 import { el, svg } from "./dom.js";
 import { brief, clockText, endText, endTone, percent, plural, rewardText, versionText, whole } from "./format.js";
-import { METRICS } from "./columns.js";
+import { columnOf, metricColumns } from "./columns.js";
 import { counted, histogramBars, rewardOverTime } from "./rows.js";
 
 function metricText(metric, value) {
   if (metric === "cached") return `${Math.round(100 * value)} %`;
-  if (metric === "reward") return rewardText(value);
+  if (metric === "reward" || metric.startsWith("part:")) return rewardText(value);
   return Number.isInteger(value) ? whole(value) : value.toFixed(value < 10 ? 2 : 0);
 }
 
@@ -14,20 +14,20 @@ export function barRangeText(metric, bar) {
   return bar.low === bar.high ? metricText(metric, bar.low) : `${metricText(metric, bar.low)} – ${metricText(metric, bar.high)}`;
 }
 
-/** A histogram of one metric whose bars filter the table. */
-export function histogramChart(rows, filters, choose, chooseMetric) {
-  const measure = METRICS[filters.metric].value;
+/** A histogram of one metric whose bars filter the table; `parts`: names of the parts of rewards. */
+export function histogramChart(rows, filters, parts, choose, chooseMetric) {
+  const { value: measure, metric: label } = columnOf(filters.metric);
   const bars = histogramBars(rows.map(measure));
   const most = Math.max(1, ...bars.map((bar) => bar.count));
   const select = el("select", { class: "quiet", "aria-label": "What the histogram shows", on: { change: (event) => chooseMetric(event.target.value) } },
-    Object.entries(METRICS).map(([name, { label }]) => el("option", { value: name, selected: name === filters.metric, text: label })));
+    metricColumns(parts).map(({ key, metric }) => el("option", { value: key, selected: key === filters.metric, text: metric })));
   const missing = rows.length - bars.reduce((sum, bar) => sum + bar.count, 0);
-  const chart = el("div", { class: "histogram", role: "group", "aria-label": `Histogram of ${METRICS[filters.metric].label}` },
+  const chart = el("div", { class: "histogram", role: "group", "aria-label": `Histogram of ${label}` },
     bars.map((bar) => {
       const chosen = filters.low === bar.low && filters.high === bar.high;
-      const label = `${barRangeText(filters.metric, bar)}: ${plural(bar.count, "episode")}`;
+      const words = `${barRangeText(filters.metric, bar)}: ${plural(bar.count, "episode")}`;
       const button = el("button", {
-        class: `bar${chosen ? " chosen" : ""}`, type: "button", title: label, "aria-label": label, "aria-pressed": String(chosen),
+        class: `bar${chosen ? " chosen" : ""}`, type: "button", title: words, "aria-label": words, "aria-pressed": String(chosen),
         on: { click: () => (chosen ? choose(null, null) : choose(bar.low, bar.high)) },
       }, el("i"));
       button.firstChild.style.height = bar.count ? `${Math.max(3, (100 * bar.count) / most)}%` : "0";
@@ -87,7 +87,7 @@ export function endChart(rows, filters, choose) {
     (end) => ({ label: endText(end === "running" ? null : end), tone: endTone(end === "running" ? null : end) }));
 }
 
-/** Episodes by weight version, with their mean reward; a click filters. */
+/** Episodes by weight version, with their mean reward; a click filters. Null if there is one version only. */
 export function weightsChart(rows, filters, choose) {
   const sums = new Map();
   for (const row of rows) {
@@ -101,6 +101,7 @@ export function weightsChart(rows, filters, choose) {
     }
   }
   const versions = counted(rows, (row) => row.versions.map(String)).slice(0, 200);
+  if (versions.length < 2 && !filters.weights) return null;
   const newest = versions.sort((one, other) => other[0].localeCompare(one[0], "en", { numeric: true }));
   return barList("Weights", newest, rows.length, filters.weights, choose, (version) => {
     const { reward, scored } = sums.get(version);
@@ -120,7 +121,7 @@ function barList(title, entries, total, chosen, choose, describe) {
     }, el("span", { class: "name", text: label }), el("span", { class: "track" }, bar), note ? el("span", { class: "mean", text: note }) : null,
     el("span", { class: "num", text: whole(count) }));
   }));
-  return el("section", { class: "panel" }, el("h2", { text: title }), entries.length ? list : el("p", { class: "soft", text: "none yet" }));
+  return el("section", { class: `panel ${title.toLowerCase().split(" ")[0]}` }, el("h2", { text: title }), entries.length ? list : el("p", { class: "soft", text: "none yet" }));
 }
 
 /** The figures at the top of the run. */

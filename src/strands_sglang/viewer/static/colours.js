@@ -8,6 +8,43 @@ const TURN_COLOURS = 6;
 
 export const COLOUR_MODES = ["origin", "loss", "logprob", "weights", "turn", "drift"];
 
+export const TRAINER_MODE = "trainer."; // before the name of a trainer's value
+
+/** Whether an address may name this mode. */
+export function isMode(mode) {
+  return COLOUR_MODES.includes(mode) || (typeof mode === "string" && mode.startsWith(TRAINER_MODE));
+}
+
+/** The scales of a trainer's values: [first letter of the class, its number by value, legend]. */
+const middle = (share) => Math.round(4 + 4 * Math.max(-1, Math.min(1, share)));
+const SCALES = {
+  advantage: ["v", (value) => middle(value / 2), [["v0", "−2 and below"], ["v4", "0"], ["v8", "2 and above"]]],
+  ratio: ["v", (value) => middle(Math.log(Math.max(value, 1e-9)) / 0.2), [["v0", "below 0.82"], ["v4", "1"], ["v8", "above 1.22"]]],
+  entropy: ["p", (value) => Math.min(LEVELS - 1, Math.max(0, Math.floor(value * 4))), [["p0", "0 nats"], ["p4", "1"], ["p8", "2 and above"]]],
+  logprob: ["p", (value) => Math.min(LEVELS - 1, Math.floor((1 - Math.exp(Math.min(0, value))) * LEVELS)), [["p0", "p = 1"], ["p3", "0.7"], ["p6", "0.4"], ["p9", "p < 0.1"]]],
+  clip: ["v", (value) => (value ? 0 : 4), [["v0", "clipped"], ["v4", "not clipped"]]],
+  loss_mask: ["k", (value) => (value ? 1 : 3), [["k1", "trained"], ["k3", "sampled, not trained"]]],
+};
+
+/** Any other value: from the lowest to the highest of the episode. */
+function scaleOf(name, episode) {
+  if (Object.hasOwn(SCALES, name)) return SCALES[name];
+  const known = episode.trainerRange(name);
+  if (!known) return ["p", () => 0, []];
+  const [low, high] = known;
+  const level = (value) => Math.min(LEVELS - 1, Math.floor(((value - low) / (high - low || 1)) * LEVELS));
+  return ["p", level, [["p0", String(Number(low.toPrecision(3)))], ["p9", String(Number(high.toPrecision(3)))]]];
+}
+
+function trainerClass(name, branch, offset) {
+  const value = branch.episode.trainerValue(name, offset);
+  if (value === null) return originClass(branch.episode, offset);
+  const [letter, level] = scaleOf(name, branch.episode);
+  return letter + level(value);
+}
+
+const classOf = (mode, branch, offset) => (MODE_CLASSES[mode] ? MODE_CLASSES[mode](branch, offset) : trainerClass(mode.slice(TRAINER_MODE.length), branch, offset));
+
 const originClass = (episode, offset) => `o${episode.origin[offset]}`;
 
 const MODE_CLASSES = {
@@ -41,7 +78,7 @@ const MODE_CLASSES = {
 /** The classes of a token in a mode. */
 export function tokenClass(mode, branch, offset) {
   const { episode } = branch;
-  let name = `t ${MODE_CLASSES[mode](branch, offset)}`;
+  let name = `t ${classOf(mode, branch, offset)}`;
   if (episode.drifted[offset] && mode !== "drift") name += " drift";
   if (episode.flaws.has(offset)) name += " flaw";
   else if (episode.suspects.has(offset)) name += " suspect";
@@ -50,7 +87,7 @@ export function tokenClass(mode, branch, offset) {
 }
 
 export function colourClass(mode, branch, offset) {
-  return MODE_CLASSES[mode](branch, offset);
+  return classOf(mode, branch, offset);
 }
 
 /** What the colours mean: [class, words]. */
@@ -62,6 +99,7 @@ export function legendOf(mode, episode) {
     const names = episode.versionNames.slice(0, 12).map((name, number) => [`w${number % WEIGHT_COLOURS}`, versionText(name)]);
     return [...names, ["o0", "context"]];
   }
+  if (mode.startsWith(TRAINER_MODE)) return [...scaleOf(mode.slice(TRAINER_MODE.length), episode)[2], ["o0", "no value"]];
   if (mode === "turn") return [["u0", "one colour per turn"], ["o0", "context"]];
   return [["d0", "would stay"], ["d1", "changes if text is encoded again"], ["d2", "changes if messages are rendered again"]];
 }

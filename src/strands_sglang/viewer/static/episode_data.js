@@ -5,6 +5,7 @@ const SAMPLED = 1;
 const CLOSING = 2;
 export const ORIGIN_NAMES = ["context", "sampled", "closing"];
 export const VIEW_FORMAT = 2;
+const UNKNOWN_TEXT = "\u00a0\u00a0\u00a0"; // a token whose text is still loading is an empty box
 
 function bytesOf(text) {
   if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
@@ -42,6 +43,8 @@ export class EpisodeData {
     this.driftAt = new Map(); // offset of a changed span to the span
     this.driftKnown = false;
     this.rendered = new Map(); // offset to what rendering the messages again would have written
+    this.trainerRanges = new Map();
+    this.trainer = new Map(); // name of a trainer's value to an array by offset; NaN where there is none
     this.flaws = new Map(); // offset to a finding of the proof
     this.suspects = new Set(); // offsets of tokens one of which was changed
     let sampledSoFar = 0;
@@ -93,6 +96,37 @@ export class EpisodeData {
       }
     }
     this.driftKnown = true;
+  }
+
+  /** Take what a trainer made of the sampled tokens: values by name, by turn. */
+  addTrainer(values) {
+    for (const name of Object.keys(values).sort((one, other) => placeOf(one) - placeOf(other) || (one < other ? -1 : 1))) {
+      const flat = new Float64Array(this.index.length).fill(NaN);
+      for (const [id, given] of Object.entries(values[name])) {
+        const turn = this.turns[id];
+        if (!turn || (Array.isArray(given) && given.length !== turn.sampled)) continue; // told by the proof
+        for (let at = 0; at < turn.sampled; at++) {
+          const value = Array.isArray(given) ? given[at] : given;
+          if (typeof value === "number") flat[turn.sampledAt + at] = value;
+        }
+      }
+      this.trainer.set(name, flat);
+    }
+  }
+
+  /** A trainer's value for a token; null if it has none. */
+  trainerValue(name, offset) {
+    const values = this.trainer.get(name);
+    return values === undefined || Number.isNaN(values[offset]) ? null : values[offset];
+  }
+
+  /** The lowest and the highest of a trainer's values; null if there is none. */
+  trainerRange(name) {
+    if (this.trainerRanges.has(name)) return this.trainerRanges.get(name);
+    let range = null;
+    for (const value of this.trainer.get(name) || []) if (!Number.isNaN(value)) range = range ? [Math.min(range[0], value), Math.max(range[1], value)] : [value, value];
+    this.trainerRanges.set(name, range);
+    return range;
   }
 
   /** Note a finding of the proof at the tokens that it is about; return the offset of the first, null if it names none. */
@@ -165,6 +199,7 @@ export class EpisodeData {
 
   wordText(number) {
     const piece = this.pieces[number];
+    if (this.view.loading) return UNKNOWN_TEXT;
     if (piece !== null && piece !== undefined && (piece !== "" || !this.view.decoded)) return piece;
     return this.partial[number] ? hexText(this.partial[number]) : `[${this.ids[number]}]`;
   }
@@ -204,6 +239,12 @@ export class EpisodeData {
   branchWith(turn) {
     return this.branches.find((branch) => branch.path.includes(turn)) || null;
   }
+}
+
+const TRAINER_ORDER = ["advantage", "logprob", "ratio", "entropy", "clip", "loss_mask"];
+
+function placeOf(name) {
+  return TRAINER_ORDER.includes(name) ? TRAINER_ORDER.indexOf(name) : TRAINER_ORDER.length;
 }
 
 export class Branch {

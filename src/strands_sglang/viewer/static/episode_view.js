@@ -1,7 +1,7 @@
 // One episode: messages beside tokens, the tree, the time line, the verdict.
 import { byId, clear, copyText, el, toast } from "./dom.js";
 import { clockText, endText, endTone, percent, plural, reproductionScript, rewardText, secondsText, versionRange, versionText, whole } from "./format.js";
-import { COLOUR_MODES, legendOf } from "./colours.js";
+import { COLOUR_MODES, TRAINER_MODE, isMode, legendOf } from "./colours.js";
 import { EpisodeData, ORIGIN_NAMES, TOKEN_ORIGIN } from "./episode_data.js";
 import { ChunkWatcher, TokenStrip, drawMap, showSpace } from "./token_strip.js";
 import { asList, itemNodes, longText, rowHead, rowItems } from "./messages.js";
@@ -38,7 +38,7 @@ export class EpisodeView {
 
   /** Show an episode; `want` may name branch, token position and colour. */
   async open(id, want = {}) {
-    if (want.mode && COLOUR_MODES.includes(want.mode)) this.mode = want.mode;
+    if (want.mode && isMode(want.mode)) this.mode = want.mode;
     const shown = this.episode && this.episode.id === id;
     if (shown && !want.fresh && this.loading.episode === id) { // the rest of it may still be loading
       this.goTo(want);
@@ -90,13 +90,49 @@ export class EpisodeView {
       await this.open(id, { fresh: true, wait: true });
       return;
     }
-    if (!current() || !this.episode.view.decoded) return;
+    if (!current()) return;
+    this.loadTrainer(id, signal, current); // beside drift, which takes longer
+    if (!this.episode.view.decoded) return;
     try {
       const drift = await this.source.drift(id, signal);
       if (current()) this.showDrift(drift);
     } catch (error) {
       if (error.name !== "AbortError" && current()) this.driftFact.replaceChildren("would drift ", el("b", { text: "unknown", title: error.message }));
     }
+  }
+
+  /** Load what a trainer made of the tokens, if anything. */
+  async loadTrainer(id, signal, current) {
+    try {
+      const values = await this.source.trainer(id, signal);
+      if (!current() || !Object.keys(values).length) return;
+      this.episode.addTrainer(values);
+      if (this.mode.startsWith(TRAINER_MODE)) this.colour(this.mode);
+      else this.drawModes();
+    } catch (error) {
+      if (error.name !== "AbortError" && current()) toast(`the trainer's values cannot be read: ${error.message}`);
+    }
+  }
+
+  /** Colour by the next of the trainer's values. */
+  nextTrainer() {
+    const names = [...this.episode.trainer.keys()];
+    if (!names.length) {
+      toast("no trainer has written values for this episode");
+      return;
+    }
+    this.colour(TRAINER_MODE + names[(names.indexOf(this.mode.slice(TRAINER_MODE.length)) + 1) % names.length]);
+    this.changed();
+  }
+
+  /** The choice of a trainer's value; null if there is none. */
+  trainerChoice() {
+    const names = [...this.episode.trainer.keys()];
+    if (!names.length) return null;
+    const chosen = this.mode.startsWith(TRAINER_MODE);
+    return el("select", { class: `quiet trainer-choice${chosen ? " on" : ""}`, "aria-label": "Colour by what the trainer made of it", title: "What the trainer made of it (7)",
+      on: { change: (event) => { this.colour(event.target.value || "origin"); this.changed(); } } },
+    el("option", { value: "", text: "trainer …" }), names.map((name) => el("option", { value: TRAINER_MODE + name, selected: this.mode === TRAINER_MODE + name, text: name.replaceAll("_", " ") })));
   }
 
   /** Where the reader is: branch, chosen token, and the row at the top of the window. */
@@ -136,7 +172,7 @@ export class EpisodeView {
   goTo({ branch: id, position, mode }) {
     const branch = id === undefined ? null : this.episode.branchOf(id);
     if (branch && branch !== this.branch) this.chooseBranch(branch);
-    if (mode && COLOUR_MODES.includes(mode) && mode !== this.drawnMode) this.colour(mode);
+    if (mode && isMode(mode) && mode !== this.drawnMode) this.colour(mode);
     if (position !== undefined && this.branch && position < this.branch.length) this.select(this.branch.offset(position), { scroll: true });
   }
 
@@ -175,10 +211,11 @@ export class EpisodeView {
     this.findings = el("div", { class: "findings" });
     this.modeBar = el("div", { class: "modes", role: "toolbar", "aria-label": "What colours mean" });
     this.legend = el("div", { class: "legend" });
+    this.trainerBar = el("div", { class: "trainer-bar" });
     this.map = el("canvas", { class: "map", "aria-hidden": "true", on: { click: (event) => this.mapClicked(event) } });
     this.mapView = el("i", { class: "map-view" });
     this.shape = el("details", { class: "shape", open: episode.branches.length > 1, hidden: !episode.branches.length });
-    this.bar = el("div", { class: "episode-bar", hidden: !episode.branches.length }, el("div", { class: "mode-line" }, this.modeBar, this.legend), el("div", { class: "map-box" }, this.map, this.mapView));
+    this.bar = el("div", { class: "episode-bar", hidden: !episode.branches.length }, el("div", { class: "mode-line" }, this.modeBar, this.trainerBar, this.legend), el("div", { class: "map-box" }, this.map, this.mapView));
     this.list = el("div", { class: "pairs" });
     this.after = el("div", { class: "after" });
     clear(this.node).append(head, this.findings, this.shape, el("details", { class: "shape", open: true }, el("summary", { text: "Time" }), timeChart(episode, (turn) => this.goToTurn(turn))), this.bar, this.list, this.after);
@@ -229,7 +266,7 @@ export class EpisodeView {
     }
     for (const problem of view.problems) notes.push(el("div", { class: "note bad", text: problem }));
     if (view.reward && view.reward.error) notes.push(el("div", { class: "note bad", text: `the reward failed: ${view.reward.error}` }));
-    if (view.loading) notes.push(el("div", { class: "note loading-tokenizer", role: "status", text: "Loading the tokenizer: tokens are shown as ids until it is there." }));
+    if (view.loading) notes.push(el("div", { class: "note loading-tokenizer", role: "status", text: "Loading the tokenizer: the texts of tokens follow." }));
     else if (view.tokenizer_error) notes.push(el("div", { class: "note warn", text: `Tokens are shown as ids: ${view.tokenizer_error}. Start the viewer with --tokenizer NAME to use another tokenizer.` }));
     else if (!view.decoded) notes.push(el("div", { class: "note", text: "The tokenizer is unknown: tokens are shown as ids. Start the viewer with --tokenizer NAME to see text and drift." }));
     return notes.length ? el("div", { class: "notes" }, notes) : null;
@@ -293,6 +330,9 @@ export class EpisodeView {
     clear(this.modeBar).append(...COLOUR_MODES.map((name, number) => el("button", {
       type: "button", class: name === mode ? "on" : "", "aria-pressed": String(name === mode), text: name, data: { mode: name }, title: `Colour by ${name} (${number + 1})`, on: { click: () => { this.colour(name); this.changed(); } },
     })));
+    const choice = this.trainerChoice();
+    clear(this.trainerBar).append(...(choice ? [choice] : []));
+    this.trainerBar.hidden = !choice;
     clear(this.legend).append(...legendOf(mode, episode).map(([name, words]) => el("span", {}, el("i", { class: `t ${name}`, text: " " }), words)));
     if (mode === "drift") {
       const places = [...episode.driftAt.values()].filter((span) => this.branch.has(span.start)).length;
@@ -517,6 +557,10 @@ export class EpisodeView {
     const logprob = episode.logprob(offset);
     if (logprob !== null) line("sampled", `logprob ${logprob.toFixed(4).replace("-", "−")} · p ${Math.exp(logprob).toFixed(3)} · weights ${versionText(episode.versionNames[episode.version[offset]])}`);
     line("loss", ["not sampled: masked", "trained", "trained in another branch: masked here", "sampled, not trained"][branch.loss(offset)]);
+    const made = [...episode.trainer.keys()].map((name) => [name, episode.trainerValue(name, offset)]).filter(([, value]) => value !== null);
+    if (made.length) line("trainer", made.map(([name, value]) => `${name.replaceAll("_", " ")} ${signed(value)}`).join(" · "));
+    const scored = episode.trainerValue("logprob", offset);
+    if (scored !== null && logprob !== null) line("trainer − engine", `logprob ${signed(scored - logprob)}`);
     const span = episode.driftSpan(offset);
     if (span) {
       const became = span.became.map(({ id, text }) => `${JSON.stringify(text)} (${id})`).join(" ");
@@ -589,6 +633,10 @@ const VERDICT_WORDS = {
   broken: "The record contradicts itself: it was changed, or written incorrectly.",
 };
 
+function signed(value) {
+  return String(Number(value.toPrecision(4))).replace("-", "−");
+}
+
 function tokenOf(target) {
   const node = target.closest ? target.closest(".t") : null;
   return node && node.tokenOffset !== undefined ? node : null;
@@ -607,5 +655,8 @@ function otherText(one) {
   if (one.kind === "rollback") return `rolled back to ${plural(one.turns, "turn")}: ${one.reason}`;
   if (one.kind === "resume") return `taken over by process ${one.pid} (worker ${one.worker}), epoch ${one.epoch}`;
   if (one.kind === "teacher") return `scored by the teacher ${one.model}`;
+  if (one.kind === "staleness") {
+    return `staleness: ${one.decision}; the oldest token of the group has age ${one.age ?? "unknown"}, at most ${one.limit}; weights were ${one.current ?? "unknown"}`;
+  }
   return `paused while sampling, after ${plural(one.count, "token")}${one.text ? `: ${one.text}` : ""}`;
 }

@@ -1,4 +1,5 @@
 // Numbers, times and scripts as text.
+import { el } from "./dom.js";
 
 const wholeNumbers = new Intl.NumberFormat("en-US");
 
@@ -27,6 +28,14 @@ export function brief(number) {
 export function rewardText(value) {
   if (!isNumber(value)) return asItIs(value);
   return Math.abs(value) >= 1000 ? value.toPrecision(4) : value.toFixed(2);
+}
+
+/** A reward, coloured by its place between the lowest and the highest of the run: [low, high]. */
+export function rewardMark(value, [low, high]) {
+  const known = isNumber(value) && high > low;
+  const mark = el("b", { class: `reward-mark${known ? " coloured" : ""}`, text: rewardText(value) });
+  if (known) mark.style.setProperty("--share", `${Math.round((100 * (value - low)) / (high - low))}%`);
+  return mark;
 }
 
 export function percent(part, total) {

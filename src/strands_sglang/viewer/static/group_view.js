@@ -1,11 +1,12 @@
 // The samples of one task, side by side, and where two of them part.
 import { clear, el } from "./dom.js";
-import { endText, endTone, percent, plural, rewardText, secondsText, versionRange, whole } from "./format.js";
+import { endText, endTone, percent, plural, rewardMark, rewardText, secondsText, versionRange, whole } from "./format.js";
 import { EpisodeData, partingPoint } from "./episode_data.js";
 import { tokenNode } from "./token_strip.js";
 
 const BEFORE = 60;
 const AFTER = 160;
+const COMPACT = 8; // more samples are shown as one line each
 
 export class GroupView {
   constructor(store, source, { open, changed }) {
@@ -44,35 +45,48 @@ export class GroupView {
     const mean = scored.length ? scored.reduce((sum, row) => sum + row.reward, 0) / scored.length : null;
     const spread = scored.length ? Math.sqrt(scored.reduce((sum, row) => sum + (row.reward - mean) ** 2, 0) / scored.length) : null;
     const high = Math.max(1e-9, ...scored.map((row) => Math.abs(row.reward)));
+    const { scrollTop } = this.node.querySelector(".samples") || { scrollTop: 0 };
     this.compare = el("div", { class: "compare" });
     clear(this.node).append(
       el("div", { class: "title-line" }, el("h1", { text: this.task }), el("span", { class: "soft", text: plural(rows.length, "sample") })),
       rows.length ? el("p", { class: "task-prompt", text: rows[0].prompt }) : el("p", { class: "empty", text: "This task has no episodes." }),
       el("div", { class: "facts" }, el("span", {}, "mean reward ", el("b", { text: rewardText(mean) })), el("span", {}, "std ", el("b", { text: rewardText(spread) })),
         scored.length > 1 && spread === 0 ? el("span", { class: "tag tone-text-warn", text: "all rewards are equal: no advantage to learn from" }) : null),
-      el("div", { class: "samples" }, rows.map((row) => this.sample(row, mean, high))),
+      rows.length > COMPACT
+        ? el("div", { class: "samples compact", tabindex: "0", role: "group", "aria-label": "Samples" }, rows.map((row) => this.line(row, mean)))
+        : el("div", { class: "samples" }, rows.map((row) => this.sample(row, mean, high))),
       this.compare);
+    this.node.querySelector(".samples").scrollTop = scrollTop;
     this.drawComparison();
   }
 
   sample(row, mean, high) {
     const bar = el("i", { class: row.reward !== null && row.reward < 0 ? "negative" : "" });
     bar.style.width = `${row.reward === null ? 0 : Math.max(1, (100 * Math.abs(row.reward)) / high)}%`;
-    const side = this.pair.indexOf(row.id);
-    const choose = (number) => el("button", {
-      type: "button", class: `quiet${side === number ? " on" : ""}`, text: number ? "right" : "left", "aria-pressed": String(side === number), title: `Compare on the ${number ? "right" : "left"}`,
-      on: { click: () => this.choose(number, row.id) },
-    });
-    const advantage = row.reward !== null && mean !== null ? row.reward - mean : null;
-    return el("article", { class: `sample${side >= 0 ? " paired" : ""}`, data: { id: row.id } },
-      el("div", { class: "sample-head" }, el("a", { href: `#e=${encodeURIComponent(row.id)}`, text: `sample ${row.sample}`, on: { click: (event) => { event.preventDefault(); this.open(row.id); } } }),
-        el("span", { class: "grow" }), el("b", { class: "reward", text: rewardText(row.reward) }),
-        advantage !== null ? el("span", { class: "soft", title: "reward minus the mean of the group", text: `${advantage >= 0 ? "+" : "−"}${Math.abs(advantage).toFixed(2)}` }) : null),
+    return el("article", { class: `sample${this.pair.includes(row.id) ? " paired" : ""}`, data: { id: row.id } },
+      el("div", { class: "sample-head" }, this.link(row, `sample ${row.sample}`), el("span", { class: "grow" }), el("span", { class: "reward" }, rewardMark(row.reward, this.store.range)), advantage(row, mean)),
       el("div", { class: "reward-bar" }, bar),
       el("div", { class: "sample-facts" }, el("span", {}, el("b", { class: `dot tone-${endTone(row.end_reason)}` }), endText(row.end_reason)), el("span", { text: plural(row.turns, "turn") }), el("span", { text: `${whole(row.tokens)} tokens` }),
         el("span", { text: `cached ${percent(row.cached_tokens, row.prompt_tokens)}` }), el("span", { text: `weights ${versionRange(row.versions)}` }), row.seconds ? el("span", { text: secondsText(row.seconds) }) : null),
       el("p", { class: row.failure ? "wrong" : "said", dir: "auto", text: row.failure || row.text || "no final text" }),
-      el("div", { class: "sample-actions" }, el("span", { class: "soft", text: "compare" }), choose(0), choose(1)));
+      el("div", { class: "sample-actions" }, el("span", { class: "soft", text: "compare" }), this.chooser(row, 0, "left"), this.chooser(row, 1, "right")));
+  }
+
+  /** A sample as one line, in a group of many. */
+  line(row, mean) {
+    return el("article", { class: `sample${this.pair.includes(row.id) ? " paired" : ""}`, data: { id: row.id }, title: row.failure || row.text || "no final text" },
+      this.link(row, String(row.sample)), el("b", { class: `dot tone-${endTone(row.end_reason)}`, title: endText(row.end_reason) }),
+      rewardMark(row.reward, this.store.range), advantage(row, mean), el("span", { class: "grow" }), this.chooser(row, 0, "L"), this.chooser(row, 1, "R"));
+  }
+
+  link(row, text) {
+    return el("a", { href: `#e=${encodeURIComponent(row.id)}`, text, "aria-label": `sample ${row.sample}`, on: { click: (event) => { event.preventDefault(); this.open(row.id); } } });
+  }
+
+  chooser(row, number, text) {
+    const chosen = this.pair[number] === row.id;
+    const title = `Compare on the ${number ? "right" : "left"}`;
+    return el("button", { type: "button", class: `quiet${chosen ? " on" : ""}`, text, "aria-label": title, "aria-pressed": String(chosen), title, on: { click: () => this.choose(number, row.id) } });
   }
 
   choose(number, id) {
@@ -104,7 +118,7 @@ export class GroupView {
         if (compare !== this.compare) return;
         this.drawParting(pair);
         if (!pair.some((episode) => episode.view.loading)) return;
-        compare.append(el("p", { class: "note loading-tokenizer", role: "status", text: "Loading the tokenizer: tokens are shown as ids until it is there." }));
+        compare.append(el("p", { class: "note loading-tokenizer", role: "status", text: "Loading the tokenizer: the texts of tokens follow." }));
       }
     } catch (error) {
       clear(compare).append(el("p", { class: "failure", text: error.message }));
@@ -140,6 +154,12 @@ export class GroupView {
     const turn = at < branch.length ? `turn ${branch.episode.turnOf[branch.offset(at)]}` : "it ends here";
     return el("div", { class: "side" }, el("div", { class: "who" }, link, el("span", { text: turn })), strip);
   }
+}
+
+function advantage(row, mean) {
+  if (row.reward === null || mean === null) return null;
+  const value = row.reward - mean;
+  return el("span", { class: "soft", title: "reward minus the mean of the group", text: `${value >= 0 ? "+" : "−"}${Math.abs(value).toFixed(2)}` });
 }
 
 /** The best and the worst sample; the first two if rewards do not tell. */

@@ -7,22 +7,24 @@ const KEY_HELP = [
   ["/", "search"],
   ["Esc", "back to the run; leave the search"],
   ["1 … 6", "colour by origin, loss, logprob, weights, turn, drift"],
+  ["7", "colour by what the trainer made of it: the next of its values"],
   ["n  p", "next, previous turn"],
   ["[  ]", "previous, next branch"],
   ["←  →", "previous, next token"],
   ["d  D", "next, previous place that would drift"],
   ["f", "first finding of the proof"],
   ["g", "samples of this task side by side"],
+  ["b", "all tasks: mean, spread, best and worst sample"],
   ["c  x", "copy as JSON, as a Python script"],
   ["t", "light, dark or as the system"],
   ["?", "this help"],
 ];
 
-export function drawHelp() {
+export function drawHelp(keyHelp = KEY_HELP) {
   const help = byId("help");
   clear(help).append(
     el("h2", { text: "Keys" }),
-    el("dl", { class: "keys" }, KEY_HELP.map(([keys, words]) => [el("dt", {}, keys.split("  ").map((key) => el("kbd", { text: key }))), el("dd", { text: words })])),
+    el("dl", { class: "keys" }, keyHelp.map(([keys, words]) => [el("dt", {}, keys.split("  ").map((key) => el("kbd", { text: key }))), el("dd", { text: words })])),
     el("form", { method: "dialog" }, el("button", { class: "quiet", text: "close", autofocus: true })));
 }
 

@@ -1,17 +1,18 @@
 // The page: what is shown follows from the address; a click or a key changes the address.
 import { byId, clear, el, toast } from "./dom.js";
 import { plural } from "./format.js";
-import { METRICS } from "./columns.js";
+import { columnOf } from "./columns.js";
 import { RowStore } from "./rows.js";
 import { openSource } from "./source.js";
 import { RunView } from "./run_view.js";
-import { COLOUR_MODES } from "./colours.js";
+import { COLOUR_MODES, isMode } from "./colours.js";
 import { EpisodeView } from "./episode_view.js";
 import { GroupView } from "./group_view.js";
+import { TaskView } from "./task_view.js";
 import { drawHelp, listenForKeys, openHelp } from "./keys.js";
+import { nextTheme, startTheme, themeSign } from "./theme.js";
 
 const POLL_MILLISECONDS = 1500;
-const THEMES = ["system", "light", "dark"];
 
 const source = openSource();
 const store = new RowStore();
@@ -29,6 +30,9 @@ const episodeView = new EpisodeView(source, {
   groupSize: (task) => store.group(task).length,
 });
 const groupView = new GroupView(store, source, { open: (id) => openEpisode(id), changed: () => writeAddress() });
+const taskView = new TaskView({
+  load: () => source.tasks(), changed: () => writeAddress(), group: (row) => `#g=${encodeURIComponent(row.task)}`, episode: ([, id]) => `#e=${encodeURIComponent(id)}`,
+});
 const side = el("aside", { class: "side-panel" }, runView.node);
 const stage = el("div", { class: "stage" });
 
@@ -38,16 +42,19 @@ function readAddress() {
   const parameters = new URLSearchParams(location.hash.slice(1));
   const { filters, sort } = store;
   for (const name of ["q", "end", "weights", "task", "failed"]) filters[name] = parameters.get(name) || "";
-  filters.metric = METRICS[parameters.get("metric")] ? parameters.get("metric") : "reward";
+  filters.metric = columnOf(parameters.get("metric"))?.metric ? parameters.get("metric") : "reward";
   const range = [parameters.get("low"), parameters.get("high")].map((text) => (text === null || text === "" || Number.isNaN(Number(text)) ? null : Number(text)));
   [filters.low, filters.high] = range.includes(null) ? [null, null] : range;
   const order = parameters.get("sort") || "";
   Object.assign(sort, { key: order.replace(/^-/, ""), descending: order.startsWith("-") });
   const number = (name) => (/^\d+$/.test(parameters.get(name) || "") ? Number(parameters.get(name)) : undefined);
   if (parameters.get("e")) {
-    shown = { view: "episode", id: parameters.get("e"), branch: number("b"), position: number("t"), mode: COLOUR_MODES.includes(parameters.get("c")) ? parameters.get("c") : undefined };
+    shown = { view: "episode", id: parameters.get("e"), branch: number("b"), position: number("t"), mode: isMode(parameters.get("c")) ? parameters.get("c") : undefined };
   } else if (parameters.get("g")) {
     shown = { view: "group", task: parameters.get("g"), pair: [parameters.get("l"), parameters.get("r")].filter(Boolean) };
+  } else if (parameters.has("tasks")) {
+    shown = { view: "tasks" };
+    taskView.read(parameters.get("tasks"));
   } else shown = { view: "run" };
 }
 
@@ -68,6 +75,7 @@ function addressOf(target) {
       parameters.set("r", groupView.pair[1]);
     }
   }
+  if (target.view === "tasks") parameters.set("tasks", taskView.written());
   const { filters, sort } = store;
   for (const name of ["q", "end", "weights", "task", "failed"]) if (filters[name]) parameters.set(name, filters[name]);
   if (filters.metric !== "reward") parameters.set("metric", filters.metric);
@@ -114,6 +122,8 @@ function openGroup(task) {
 
 function openRun() { navigate({ view: "run" }); }
 
+function openTasks() { navigate({ view: "tasks" }); }
+
 // --- drawing ---
 
 function drawTop() {
@@ -122,14 +132,17 @@ function drawTop() {
   const live = source.live && !about.sealed;
   const rows = store.byId.size;
   const back = shown.view === "run" ? null : el("button", { type: "button", class: "quiet back", title: "Back to the run (Esc)", "aria-label": "Back to all episodes", on: { click: openRun } }, "‹", el("span", { class: "hide-small", text: " all episodes" }));
+  const inFolder = source.live && location.pathname !== "/";
   clear(byId("top")).append(
+    ...(inFolder ? [el("a", { class: "quiet back", href: "/", title: "Back to all runs of the folder", "aria-label": "All runs" }, "‹", el("span", { class: "hide-small", text: " all runs" }))] : []),
     el("a", { class: "run-name", href: "#", title: about.path || "", text: name, on: { click: (event) => { event.preventDefault(); openRun(); } } }),
     badge, ...(back ? [back] : []),
     el("span", { class: "soft hide-small", text: source.live ? plural(rows, "episode") : `exported file, ${plural(rows, "episode")}` }),
     live ? el("span", { class: "live", title: "The run is being written, or was not sealed; the page follows it", text: store.complete ? "following" : "reading" }) : el("span", {}),
+    shown.view === "tasks" ? el("span", {}) : el("button", { type: "button", class: `quiet${shown.view === "run" ? "" : " hide-small"}`, text: "by task", title: "Mean, spread, best and worst sample of each task (b)", on: { click: openTasks } }),
     el("span", { class: "grow" }),
     el("span", { class: "soft hide-small keys-hint" }, el("kbd", { text: "j" }), el("kbd", { text: "k" }), " next ", el("kbd", { text: "/" }), " search "),
-    el("button", { type: "button", class: "quiet", text: themeSign(), title: "Light, dark or as the system (t)", "aria-label": "Change the theme", on: { click: nextTheme } }),
+    el("button", { type: "button", class: "quiet", text: themeSign(), title: "Light, dark or as the system (t)", "aria-label": "Change the theme", on: { click: changeTheme } }),
     el("button", { type: "button", class: "quiet", text: "?", title: "Keys (?)", "aria-label": "Keys", on: { click: openHelp } }));
   document.title = shown.view === "episode" ? `${shown.id} · ${name}` : shown.view === "group" ? `${shown.task} · ${name}` : name;
 }
@@ -165,7 +178,7 @@ function showCertificate() {
     }, el("b", { text: finding.kind.replaceAll("_", " ") }), el("span", { class: "soft", text: ` ${finding.episode || finding.file || ""} ` }), el("span", { text: finding.message })))),
     el("form", { method: "dialog" }, el("button", { class: "quiet", text: "close", autofocus: true })));
   dialog.showModal();
-  dialog.addEventListener("close", drawHelp, { once: true });
+  dialog.addEventListener("close", () => drawHelp(), { once: true });
 }
 
 /** Show what the address names. */
@@ -189,6 +202,9 @@ function show() {
     if (stage.firstChild !== groupView.node) clear(stage).append(groupView.node);
     groupView.show(shown.task, shown.pair);
     writeAddress();
+  } else if (shown.view === "tasks") {
+    if (stage.firstChild !== taskView.node) clear(stage).append(taskView.node);
+    taskView.show().catch((error) => toast(error.message));
   } else clear(stage);
   refresh();
   if (shown.view !== "run") requestAnimationFrame(() => runView.table.reveal(cursor));
@@ -199,24 +215,8 @@ function refresh() {
   drawTop();
 }
 
-function themeSign() {
-  return { system: "◐", light: "☀", dark: "☾" }[currentTheme()];
-}
-
-function currentTheme() {
-  const theme = document.documentElement.dataset.theme;
-  return THEMES.includes(theme) ? theme : "system";
-}
-
-function setTheme(theme) {
-  document.documentElement.dataset.theme = theme;
-  try {
-    localStorage.setItem("strands-sglang-theme", theme);
-  } catch { /* a private window forgets it */ }
-}
-
-function nextTheme() {
-  setTheme(THEMES[(THEMES.indexOf(currentTheme()) + 1) % THEMES.length]);
+function changeTheme() {
+  nextTheme();
   drawTop();
   if (shown.view === "episode" && episodeView.branch) episodeView.drawModes();
 }
@@ -234,6 +234,7 @@ async function poll() {
     const known = episodeView.episode.view.row;
     if (row && known && row.events !== known.events) episodeView.open(shown.id, { fresh: true });
   } else if (shown.view === "group") groupView.show(shown.task, []);
+  else if (shown.view === "tasks") await taskView.show();
 }
 
 async function pollVerdict() {
@@ -282,7 +283,8 @@ listenForKeys({
     else return false;
   },
   "?": () => { drawHelp(); openHelp(); },
-  t: nextTheme,
+  t: changeTheme,
+  b: openTasks,
   g: () => {
     const row = store.byId.get(cursor);
     if (row) openGroup(row.task_id);
@@ -293,6 +295,7 @@ listenForKeys({
   "[": inEpisode(() => episodeView.nextBranch(-1)),
   ArrowRight: inEpisode(() => episodeView.moveToken(1)),
   ArrowLeft: inEpisode(() => episodeView.moveToken(-1)),
+  7: inEpisode(() => episodeView.nextTrainer()),
   d: inEpisode(() => episodeView.nextDrift(1)),
   D: inEpisode(() => episodeView.nextDrift(-1)),
   f: inEpisode(() => (episodeView.verdict && episodeView.verdict.findings.length ? episodeView.goToFinding(episodeView.verdict.findings[0]) : toast("the proof has no finding"))),
@@ -302,11 +305,7 @@ listenForKeys({
 });
 
 async function startPage() {
-  try {
-    setTheme(localStorage.getItem("strands-sglang-theme") || "system");
-  } catch {
-    setTheme("system");
-  }
+  startTheme();
   drawHelp();
   if (location.search) history.replaceState(null, "", location.pathname + location.hash); // the token is in a cookie now
   readAddress();
@@ -331,6 +330,7 @@ async function startPage() {
     waiting = true;
     requestAnimationFrame(() => { waiting = false; episodeView.scrolled(); });
   }, { passive: true });
+  addEventListener("resize", refresh);
   addEventListener("resize", () => { if (shown.view === "episode" && episodeView.branch) episodeView.drawModes(); });
   await pollVerdict().catch(() => {});
   if (source.live) {

@@ -99,7 +99,7 @@ export function rowHead(row, episode, branch) {
     tags.push(["closing", `${turn.closing === 1 ? "closing token" : "closing tokens"} added and declared: not sampled, not trained`]);
   } else {
     const tool = first && first.kind === "tool_result" ? episode.toolsById.get(first.id) : null;
-    parts.push(tool ? "tool" : first ? first.role : "context");
+    parts.push(tool ? "tool" : !first ? "context" : first.kind === "tools" ? "tools" : first.role); // no system prompt: tools come first
     const speaker = items.map((item) => item.kind === "text" && episode.speakers.get(item.text.trim())).find(Boolean);
     if (speaker) tags.push(["soft", `said by the model ${speaker}`]);
     if (tool) parts.push(tool.name, secondsText(tool.seconds));

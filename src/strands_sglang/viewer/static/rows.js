@@ -1,7 +1,10 @@
 // The rows of the table: what is known, which are shown, in which order. No elements here.
-import { COLUMN, METRICS } from "./columns.js";
+import { columnOf } from "./columns.js";
 
-const naturalOrder = new Intl.Collator("en", { numeric: true });
+/** A text that sorts as a reader expects: task-9 before task-10. */
+export function sortable(text) {
+  return text.replace(/\d+/g, (digits) => digits.padStart(15, "0"));
+}
 
 export class RowStore {
   constructor() {
@@ -12,15 +15,19 @@ export class RowStore {
     this.sort = { key: "", descending: false };
     this.matches = null; // ids that the full-text search found; null: no search
     this.searching = false;
-    this.order = 0;
+    this.parts = []; // names of the parts of rewards, in alphabetical order: rows come in any
+    this.range = [Infinity, -Infinity]; // the lowest and the highest reward
   }
 
   /** Take rows from the source; return whether anything changed. */
   merge({ version, complete, rows }) {
     const changed = rows.length > 0 || complete !== this.complete;
     for (const row of rows) {
-      const known = this.byId.get(row.id);
-      row.order = known ? known.order : this.order++;
+      row.order = sortable(row.id);
+      row.parts ||= {};
+      const news = Object.keys(row.parts).filter((name) => !this.parts.includes(name));
+      if (news.length) this.parts = [...this.parts, ...news].sort();
+      if (row.reward !== null) this.range = [Math.min(this.range[0], row.reward), Math.max(this.range[1], row.reward)];
       row.folded = `${row.id}\n${row.prompt}\n${row.text}\n${row.failure || ""}\n${row.reward_error || ""}`.toLowerCase();
       this.byId.set(row.id, row);
     }
@@ -39,7 +46,7 @@ export class RowStore {
   filtered(without) {
     const { q, end, weights, task, failed, metric, low, high } = this.filters;
     const wanted = q.trim().toLowerCase();
-    const measure = METRICS[metric].value;
+    const measure = columnOf(metric).value;
     const result = [];
     for (const row of this.byId.values()) {
       if (end && without !== "end" && (row.end_reason || "running") !== end) continue;
@@ -59,18 +66,8 @@ export class RowStore {
   shown() {
     const rows = this.filtered();
     const { key, descending } = this.sort;
-    const value = COLUMN[key] && COLUMN[key].value;
-    if (!value) return rows.sort((one, other) => one.order - other.order);
-    const sign = descending ? -1 : 1;
-    if (key === "id") return rows.sort((one, other) => sign * naturalOrder.compare(one.id, other.id));
-    return rows.sort((one, other) => {
-      const left = value(one);
-      const right = value(other);
-      if (left === right) return one.order - other.order;
-      if (left === null || left === undefined) return 1; // what is missing comes last in both directions
-      if (right === null || right === undefined) return -1;
-      return sign * (left < right ? -1 : 1);
-    });
+    const value = columnOf(key) && columnOf(key).value;
+    return inOrder(rows, key === "id" ? null : value, descending); // by task and sample, unless something else is chosen
   }
 
   get filterCount() {
@@ -82,6 +79,21 @@ export class RowStore {
     Object.assign(this.filters, { q: "", end: "", weights: "", task: "", failed: "", low: null, high: null });
     this.matches = null;
   }
+}
+
+/** Sort rows by a value, those with the same in their `order`; what is missing comes last in both directions. */
+export function inOrder(rows, value, descending, order = (row) => row.order) {
+  const sign = descending ? -1 : 1;
+  const byOrder = (one, other) => (order(one) < order(other) ? -1 : order(one) > order(other) ? 1 : 0);
+  if (!value) return rows.sort((one, other) => sign * byOrder(one, other));
+  return rows.sort((one, other) => {
+    const left = value(one);
+    const right = value(other);
+    if (left === right) return byOrder(one, other);
+    if (left === null || left === undefined) return 1;
+    if (right === null || right === undefined) return -1;
+    return sign * (left < right ? -1 : 1);
+  });
 }
 
 export function isTroubled(row) {

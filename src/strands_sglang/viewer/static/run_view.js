@@ -1,9 +1,13 @@
 // The run: figures, charts that filter, search, and the table.
 import { clear, el, toast } from "./dom.js";
 import { plural, whole } from "./format.js";
-import { COLUMN, METRICS } from "./columns.js";
+import { columnOf, columnsWith } from "./columns.js";
 import { barRangeText, endChart, figures, histogramChart, rewardChart, weightsChart } from "./charts.js";
 import { EpisodeTable } from "./table.js";
+
+const SHORT_LISTS = 4; // lists of bars with so few entries together share a panel
+const MOST_PARTS = 4; // of the reward that have a column
+const PART_ROOM = 1110; // pixels that the other columns need
 
 export class RunView {
   /** `changed()` is called when filters or order change, `open(id)` when an episode is chosen. */
@@ -39,15 +43,20 @@ export class RunView {
     if (key !== this.drawnCharts) {
       this.drawnCharts = key;
       clear(this.figures).append(figures(rows));
-      clear(this.charts).append(
-        rewardChart(rows),
-        histogramChart(store.filtered("metric"), filters, (low, high) => this.set({ low, high }), (metric) => this.set({ metric, low: null, high: null })),
+      const lists = [
         endChart(store.filtered("end"), filters, (end) => this.set({ end })),
         weightsChart(store.filtered("weights"), filters, (weights) => this.set({ weights })),
+      ].filter(Boolean);
+      const short = lists.reduce((sum, list) => sum + list.querySelectorAll(".bar-row").length, 0) <= SHORT_LISTS;
+      clear(this.charts).append(
+        rewardChart(rows),
+        histogramChart(store.filtered("metric"), filters, store.parts, (low, high) => this.set({ low, high }), (metric) => this.set({ metric, low: null, high: null })),
+        ...(short ? [el("div", { class: "panel-pair" }, lists)] : lists),
       );
     }
     this.drawChips();
-    this.table.update(rows, selected, store.sort);
+    this.table.setColumns(columnsWith(store.parts.slice(0, Math.max(0, Math.min(MOST_PARTS, Math.floor((innerWidth - PART_ROOM) / 80))))));
+    this.table.update(rows, selected, store.sort, store.range);
     const total = store.byId.size;
     const shown = rows.length === total ? plural(total, "episode") : `${whole(rows.length)} of ${plural(total, "episode")}`;
     this.count.textContent = shown + (store.searching ? ", searching …" : "") + (store.complete ? "" : ", reading …");
@@ -58,7 +67,7 @@ export class RunView {
     const chips = [];
     const chip = (label, change) => chips.push(el("button", { type: "button", class: "chip", title: "Remove this filter", text: label, on: { click: () => this.set(change) } }));
     if (filters.end) chip(`ended: ${filters.end.replaceAll("_", " ")}`, { end: "" });
-    if (filters.low !== null) chip(`${METRICS[filters.metric].label}: ${barRangeText(filters.metric, filters)}`, { low: null, high: null });
+    if (filters.low !== null) chip(`${columnOf(filters.metric).metric}: ${barRangeText(filters.metric, filters)}`, { low: null, high: null });
     if (filters.weights) chip(`weights: ${filters.weights}`, { weights: "" });
     if (filters.task) chip(`task: ${filters.task}`, { task: "" });
     chips.push(el("button", {
@@ -76,7 +85,7 @@ export class RunView {
 
   sortBy(key) {
     const { sort } = this.store;
-    const descending = !COLUMN[key].ascending;
+    const descending = !columnOf(key).ascending;
     if (sort.key !== key) Object.assign(sort, { key, descending });
     else if (sort.descending === descending) sort.descending = !sort.descending;
     else Object.assign(sort, { key: "", descending: false });

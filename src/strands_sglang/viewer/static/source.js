@@ -1,6 +1,7 @@
 // Where the data comes from: the local server, or the JSON embedded in an exported file.
 
-async function getJson(path, signal) {
+// Addresses are relative: the page of a run in a folder has its own /run/NAME/api.
+export async function getJson(path, signal) {
   const response = await fetch(path, { signal });
   const content = await response.json();
   if (!response.ok) throw new Error(content.error || `the server answered ${response.status}`);
@@ -11,32 +12,37 @@ let embeddedImages = null; // data URLs by digest, in an exported file
 
 /** The address of an image that the run has stored; "" if an exported file does not have it. */
 export function imageUrl(digest) {
-  return embeddedImages ? embeddedImages[digest] || "" : `/api/image?digest=${encodeURIComponent(digest)}`;
+  return embeddedImages ? embeddedImages[digest] || "" : `api/image?digest=${encodeURIComponent(digest)}`;
 }
 
 export class ServerSource {
   live = true;
 
-  about() { return getJson("/api/run"); }
+  about() { return getJson("api/run"); }
 
-  rows(since) { return getJson(`/api/rows?since=${since}`); }
+  rows(since) { return getJson(`api/rows?since=${since}`); }
 
   /** One episode; while the tokenizer is loading, `loading` is true and texts are missing, unless `wait` is true. */
-  episode(id, signal, wait = false) { return getJson(`/api/episode?id=${encodeURIComponent(id)}${wait ? "&wait=1" : ""}`, signal); }
+  episode(id, signal, wait = false) { return getJson(`api/episode?id=${encodeURIComponent(id)}${wait ? "&wait=1" : ""}`, signal); }
 
-  drift(id, signal) { return getJson(`/api/drift?id=${encodeURIComponent(id)}`, signal); }
+  drift(id, signal) { return getJson(`api/drift?id=${encodeURIComponent(id)}`, signal); }
 
-  verdict(id) { return getJson(`/api/verdict?id=${encodeURIComponent(id)}`); }
+  /** What a trainer made of an episode's tokens: values by name, by turn. */
+  trainer(id, signal) { return getJson(`api/trainer?id=${encodeURIComponent(id)}`, signal); }
 
-  runVerdict() { return getJson("/api/verdict"); }
+  tasks() { return getJson("api/tasks"); }
 
-  rendered(id, branch) { return getJson(`/api/rendered?id=${encodeURIComponent(id)}&branch=${branch}`); }
+  verdict(id) { return getJson(`api/verdict?id=${encodeURIComponent(id)}`); }
 
-  events(id) { return getJson(`/api/events?id=${encodeURIComponent(id)}`); }
+  runVerdict() { return getJson("api/verdict"); }
+
+  rendered(id, branch) { return getJson(`api/rendered?id=${encodeURIComponent(id)}&branch=${branch}`); }
+
+  events(id) { return getJson(`api/events?id=${encodeURIComponent(id)}`); }
 
   /** Call `found` with the ids of episodes that contain a text, as they are found. */
   async search(query, found, signal) {
-    const response = await fetch(`/api/search?q=${encodeURIComponent(query)}`, { signal });
+    const response = await fetch(`api/search?q=${encodeURIComponent(query)}`, { signal });
     if (!response.ok) throw new Error(`the server answered ${response.status}`);
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     let rest = "";
@@ -69,6 +75,10 @@ export class EmbeddedSource {
   }
 
   async drift(id) { return this.data.drifts[id]; }
+
+  async trainer(id) { return (this.data.trainer || {})[id] || {}; }
+
+  async tasks() { return this.data.tasks; }
 
   async verdict(id) { return this.data.verdicts[id]; }
 

@@ -1,6 +1,7 @@
 """An agent as a program: a loop over Chat Completions with one tool, with the standard library alone.
 
-python calculator.py QUESTION [--after-turn N COMMAND]     COMMAND: hang, crash, fail, warn, spawn, edit, add
+python calculator.py QUESTION [--after-turn N COMMAND]     COMMAND: hang, crash, fail, warn, spawn, edit, add,
+consult
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ PARAMETERS = {"type": "object", "properties": {"expression": {"type": "string"}}
 FUNCTION = {"name": "calculator", "description": "Compute one operation on two integers.", "parameters": PARAMETERS}
 
 
-def ask(messages: list[Any]) -> dict[str, Any]:
-    body: dict[str, Any] = {"model": os.environ["OPENAI_MODEL"], "messages": messages}
+def ask(messages: list[Any], model: str = "") -> dict[str, Any]:
+    body: dict[str, Any] = {"model": model or os.environ["OPENAI_MODEL"], "messages": messages}
     body["temperature"] = 0.0
     body["tools"] = [{"type": "function", "function": FUNCTION}]
     request = urllib.request.Request(
@@ -53,6 +54,9 @@ def act(command: str, messages: list[Any]) -> None:
         print(subprocess.Popen(["sleep", "600"], start_new_session=True).pid, flush=True)
     elif command == "edit":
         messages[-1]["content"] = "edited"
+    elif command == "consult":
+        question = {"role": "user", "content": "Compute 12 * 34, then + 5."}
+        print("consulted:", json.dumps(ask([question], "helper")), flush=True)
     elif command == "add":
         for call in messages[-1]["tool_calls"]:
             arguments = json.loads(call["function"]["arguments"])

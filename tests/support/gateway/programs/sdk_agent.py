@@ -13,8 +13,11 @@ MODEL = os.environ["OPENAI_MODEL"]
 
 
 def compute(expression: str) -> str:
-    left, operator, right = expression.split()
-    return str({"+": int.__add__, "-": int.__sub__, "*": int.__mul__}[operator](int(left), int(right)))
+    try:
+        left, operator, right = expression.split()
+        return str({"+": int.__add__, "-": int.__sub__, "*": int.__mul__}[operator](int(left), int(right)))
+    except (ValueError, KeyError) as error:
+        return f"error: {error}"
 
 
 async def openai_agents(question: str, *, streams: bool) -> str:

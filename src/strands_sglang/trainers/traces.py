@@ -1,0 +1,311 @@
+"""Recorded episodes in the trajectory formats of other tools: ATIF 1.8 (Harbor's), and OpenEnv's `TrainingTrace`.
+
+Invariants: token ids, logprobs and what is trained are those of the ledger. Every sampled turn is in an export
+once: in ATIF, a later branch has the turns that it shares as copied context, without tokens. What a format has no field
+for is in its `extra` or `metadata`.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from strands_sglang._files import replace_file
+from strands_sglang._json import as_list
+from strands_sglang._version import __version__
+from strands_sglang.ledger.event import Event
+from strands_sglang.ledger.reader import Ledger
+from strands_sglang.ledger.record import EpisodeRecord
+from strands_sglang.provider.episode import read_conversations
+from strands_sglang.tokens import TokenTree, Turn
+from strands_sglang.viewer.conversation import TurnItems
+from strands_sglang.viewer.episode import items_of
+
+_Step = dict[str, Any]
+
+
+def write_atif(source: Ledger | Path | str, folder: Path | str, *, token_ids: bool = True) -> int:
+    """Write every finished episode as an ATIF 1.8 trajectory, `TASK.SAMPLE.json`; return the number of files.
+
+    The main branch is the trajectory; the other branches, such as those of sub-agents, are embedded in it.
+
+    Args:
+        source: The run: its directory, or its ledger.
+        folder: Where the files are written; created if it is missing.
+        token_ids: Whether steps have the ids of their whole prompts, which makes a file quadratic in the turns.
+
+    Example:
+        >>> write_atif("runs/first", "trajectories")
+        64
+    """
+    folder, count = Path(folder), 0
+    folder.mkdir(parents=True, exist_ok=True)
+    for record in _finished(source):
+        if len(tree := record.tree()):
+            task, _, sample = record.id.rpartition("/")
+            document = _Document(record, tree, token_ids).build()
+            with replace_file(folder / f"{task}.{sample}.json") as temporary:
+                temporary.write_bytes(orjson.dumps(document))
+            count += 1
+    return count
+
+
+def write_training_traces(source: Ledger | Path | str, path: Path | str) -> int:
+    """Write every finished episode as a line of JSON, in the form of OpenEnv's `TrainingTrace`; return the lines.
+
+    The format has no place for rewards and accepts no logprob above 0. An engine may report one that is by rounding:
+    it is written as 0.0, and the original is in `metadata["rounded_logprobs"]`.
+
+    Example:
+        >>> write_training_traces("runs/first", "traces.jsonl")
+        64
+    """
+    lines = 0
+    with replace_file(Path(path)) as temporary, temporary.open("wb") as file:
+        for record in _finished(source):
+            tree = record.tree()
+            trained = trained_turns(tree)
+            turns = [_training_turn(record, tree, turn, turn.id in trained) for turn in tree.turns if turn.sampled]
+            file.write(orjson.dumps({"schema_version": 1, "turns": turns}, option=orjson.OPT_APPEND_NEWLINE))
+            lines += 1
+    return lines
+
+
+def trained_turns(tree: TokenTree) -> set[int]:
+    """Return the ids of the turns whose sampled tokens are trained."""
+    return {
+        one.turn_ids[number] for one in tree.trajectories() for number in set(one.turns[one.loss_mask == 1].tolist())
+    }
+
+
+def _finished(source: Ledger | Path | str) -> Iterator[EpisodeRecord]:
+    ledger = source if isinstance(source, Ledger) else Ledger(source)
+    _ = ledger.run  # raises if there is no run
+    return (record for record in ledger.episodes() if record.begin is not None and record.finished)
+
+
+def _prompt_ids(tree: TokenTree, turn: Turn) -> list[int]:
+    ids = array("i")
+    for one in tree.path(turn):
+        ids += one.closing + one.context + (one.sampled if one is not turn else array("i"))
+    return ids.tolist()
+
+
+def _reward(record: EpisodeRecord) -> dict[str, Any]:
+    reward = None if record.reward is None else record.reward.data
+    return {"reward": None, "parts": {}} if reward is None else {"reward": reward["value"], "parts": reward["parts"]}
+
+
+def _about(turn: Turn, *, trained: bool) -> dict[str, Any]:
+    """Return what neither format has a field for."""
+    return {
+        "turn": turn.id,
+        "parent": turn.parent,
+        "agent": turn.agent,
+        "purpose": turn.purpose.value,
+        "rejected": turn.rejected,
+        "finish_reason": turn.finish_reason,
+        "join": turn.join.value,
+        "weight_versions": [list(span) for span in turn.versions],
+        "trained": trained,
+    }
+
+
+def _training_turn(record: EpisodeRecord, tree: TokenTree, turn: Turn, trained: bool) -> dict[str, Any]:
+    prompt, logprobs = _prompt_ids(tree, turn), turn.logprobs.tolist()
+    above = [[at, value] for at, value in enumerate(logprobs) if value > 0.0]
+    about = {**_about(turn, trained=trained), **_reward(record), "episode": record.id}
+    return {
+        "node_id": f"{record.id}#{turn.id}",
+        "prompt_token_ids": prompt,
+        "completion_token_ids": turn.sampled.tolist(),
+        "per_token_logps": [min(value, 0.0) for value in logprobs],
+        "loss_mask": [0] * len(prompt) + [int(trained)] * len(turn.sampled),
+        "response": {"choices": [{"finish_reason": turn.finish_reason}]},
+        "metadata": {**about, "rounded_logprobs": above} if above else about,
+    }
+
+
+class _Document:
+    """The ATIF document of one episode."""
+
+    def __init__(self, record: EpisodeRecord, tree: TokenTree, token_ids: bool) -> None:
+        self._record, self._tree, self._token_ids = record, tree, token_ids
+        self._items = items_of(record, tree)
+        self._trained = trained_turns(tree)
+        self._tools = {str(event.data.get("id")): event for event in record.tools}
+        self._written: set[int] = set()
+        end = {} if record.end is None else record.end.data
+        self._end = end
+        self._specs = {one.get("branch"): as_list(one.get("tools")) for one in read_conversations(end)}
+
+    def build(self) -> dict[str, Any]:
+        """Return the document: the main branch, with the others embedded."""
+        tree, main = self._tree, self._tree.main_leaf()
+        leaves = sorted(tree.leaves(), key=lambda leaf: (main is None or leaf.id != main.id, leaf.id))
+        documents = [self._branch(leaf) for leaf in leaves]
+        root, others = documents[0], documents[1:]
+        by_call = {
+            (caller[0], caller[1]): document["trajectory_id"]
+            for leaf, document in zip(leaves[1:], others, strict=True)
+            if (caller := tree.path(leaf)[0].caller) is not None
+        }
+        for document in documents:
+            for step in document["steps"]:
+                for result in step.get("observation", {}).get("results", ()):
+                    key = step["extra"].get("turn"), result.get("source_call_id")
+                    if key in by_call:
+                        result["subagent_trajectory_ref"] = [{"trajectory_id": by_call[key]}]
+        if others:
+            root["subagent_trajectories"] = others
+        root["extra"] |= {
+            "task": self._record.id.rpartition("/")[0],
+            "end_reason": self._end.get("end_reason"),
+            **_reward(self._record),
+            "ended_at": _timestamp(self._end.get("time")),
+        }
+        return root
+
+    def _branch(self, leaf: Turn) -> dict[str, Any]:
+        path, steps = self._tree.path(leaf), list[_Step]()
+        for turn in path:
+            items = self._items.get(turn.id, TurnItems())
+            self._add_context(steps, items.context)
+            steps.append(self._agent_step(turn, items.reply))
+            self._written.add(turn.id)
+        for number, step in enumerate(steps, 1):
+            step["step_id"] = number
+        own = [step["metrics"] for step in steps if "metrics" in step]
+        names = ("prompt_tokens", "completion_tokens", "cached_tokens")
+        begin = {} if self._record.begin is None else self._record.begin.data
+        specs = [_openai_tool(spec) for spec in self._specs.get(leaf.id, ()) if isinstance(spec, Mapping)]
+        agent = {"name": leaf.agent or "agent", "version": __version__}
+        extra = {"branch": leaf.id, "caller": path[0].caller, "forked_from": path[0].forked_from}
+        return {
+            "schema_version": "ATIF-v1.8",
+            "session_id": f"{begin.get('run')}/{self._record.id}",
+            "trajectory_id": f"{self._record.id}#{leaf.id}",
+            "agent": {**agent, "tool_definitions": specs} if specs else agent,
+            "steps": steps,
+            "final_metrics": {
+                **{f"total_{name}": sum(metrics.get(name) or 0 for metrics in own) for name in names},
+                "total_steps": len(steps),
+            },
+            "extra": extra,
+        }
+
+    def _add_context(self, steps: list[_Step], items: Sequence[Mapping[str, Any]]) -> None:
+        """Add what a turn's prompt has beyond the turn before it."""
+        fresh: _Step | None = None  # of the message that these items are of
+        for item in items:
+            kind, role = item["kind"], item["role"]
+            if kind == "tools":
+                continue
+            if kind == "tool_result":
+                self._add_result(steps, item)
+                fresh = None
+                continue
+            source = {"assistant": "agent", "system": "system"}.get(role, "user")
+            if fresh is None or fresh["source"] != source:
+                fresh = {"source": source, "message": "", "extra": {}}
+                if source == "agent":
+                    fresh["is_copied_context"] = True
+                steps.append(fresh)
+            self._add_block(fresh, item)
+
+    def _add_result(self, steps: list[_Step], item: Mapping[str, Any]) -> None:
+        last = steps[-1] if steps and steps[-1]["source"] == "agent" else None
+        if last is None:  # of a call that is not in the conversation
+            last = {"source": "user", "message": "", "extra": {}}
+            steps.append(last)
+        results = last.setdefault("observation", {"results": []})["results"]
+        event = self._tools.get(item["id"])
+        result: dict[str, Any] = {"content": self._content(item), "extra": {"status": item["status"], **_timed(event)}}
+        if item["id"] in {call["tool_call_id"] for call in last.get("tool_calls", ())}:
+            result["source_call_id"] = item["id"]
+        results.append(result)
+
+    def _add_block(self, step: _Step, item: Mapping[str, Any]) -> None:
+        kind = item["kind"]
+        if kind == "tool_use":
+            given = json.loads(item["arguments"])
+            arguments = given if isinstance(given, dict) else {"value": given}
+            call = {"tool_call_id": item["id"], "function_name": item["name"], "arguments": arguments}
+            step.setdefault("tool_calls", []).append(call)
+            return
+        if kind == "failed_call":
+            error = {name: item[name] for name in ("failure", "error", "name")}
+            step["extra"].setdefault("failed_calls", []).append(error)
+        if kind == "reasoning":
+            step["reasoning_content"] = step.get("reasoning_content", "") + item["text"]
+            return
+        if item.get("images"):
+            before = step["message"] if isinstance(step["message"], list) else _text_parts(step["message"])
+            step["message"] = [*before, *self._content(item)]
+        elif isinstance(step["message"], list):
+            step["message"] += _text_parts(item["text"])
+        else:
+            step["message"] = "\n".join(filter(None, (step["message"], item["text"])))
+
+    def _content(self, item: Mapping[str, Any]) -> Any:
+        """Return text, or parts if there are images: with the paths of their files."""
+        if not item.get("images"):
+            return item["text"]
+        parts = _text_parts(item["text"])
+        for digest in item["images"]:
+            path = None if self._record.files is None else self._record.files.find(digest)
+            source = {"media_type": "image/png", "path": digest if path is None else str(path)}
+            parts.append({"type": "image", "source": source})
+        return parts
+
+    def _agent_step(self, turn: Turn, reply: Sequence[Mapping[str, Any]]) -> _Step:
+        step: _Step = {"source": "agent", "message": "", "llm_call_count": 1}
+        step["extra"] = _about(turn, trained=turn.id in self._trained)
+        if (stamp := _timestamp(turn.detail.get("time"))) is not None:
+            step["timestamp"] = stamp
+        for item in reply:
+            self._add_block(step, item)
+        if turn.id in self._written:
+            return {**step, "is_copied_context": True}
+        metrics: dict[str, Any] = {
+            "prompt_tokens": turn.sampled_start,
+            "completion_tokens": len(turn.sampled),
+            "completion_token_ids": turn.sampled.tolist(),
+            "logprobs": turn.logprobs.tolist(),
+            "extra": {"latency_ms": turn.detail.get("latency_ms")},
+        }
+        if (cached := turn.detail.get("cached_tokens")) is not None:
+            metrics["cached_tokens"] = cached
+        if self._token_ids:
+            metrics["prompt_token_ids"] = _prompt_ids(self._tree, turn)
+        return {**step, "metrics": metrics}
+
+
+def _text_parts(text: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": text}] if text else []
+
+
+def _timed(event: Event | None) -> dict[str, Any]:
+    """Return when a tool call ended and how long it took, if that is recorded."""
+    if event is None:
+        return {}
+    stamp = _timestamp(event.data.get("time"))
+    return {"seconds": event.data.get("seconds"), **({} if stamp is None else {"ended_at": stamp})}
+
+
+def _timestamp(seconds: Any) -> str | None:
+    """Return Unix seconds as ISO 8601; None if they are not recorded."""
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat() if isinstance(seconds, (int, float)) else None
+
+
+def _openai_tool(spec: Mapping[str, Any]) -> dict[str, Any]:
+    schema = spec.get("inputSchema")
+    parameters = schema.get("json", schema) if isinstance(schema, Mapping) else {}
+    function = {"name": spec.get("name"), "description": spec.get("description", ""), "parameters": parameters}
+    return {"type": "function", "function": function}

@@ -1,0 +1,135 @@
+"""ATIF, OpenEnv's traces and TRL's tree rows: the tokens, logprobs and loss terms of the ledger, each turn once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strands_sglang.errors import ConfigurationError, LedgerError
+from strands_sglang.tokens import TokenTree
+from strands_sglang.trainers.exports import Advantages, padded_batch
+from strands_sglang.trainers.traces import _training_turn, trained_turns, write_atif, write_training_traces
+from strands_sglang.trainers.trl import tree_rows
+from support.examples import size
+from support.trainers.recorded_trees import record_trees
+
+COUNT = size(60, 200)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, TokenTree]]:
+    directory = tmp_path_factory.mktemp("traces") / "run"
+    return directory, record_trees(directory, COUNT)
+
+
+def documents(directory: Path, folder: Path, **options: Any) -> dict[str, dict[str, Any]]:
+    written = write_atif(directory, folder, **options)
+    read = {path.stem.replace(".", "/"): json.loads(path.read_bytes()) for path in folder.iterdir()}
+    assert len(read) == written
+    return read
+
+
+def every_step(document: dict[str, Any]) -> list[dict[str, Any]]:
+    inside = [document, *document.get("subagent_trajectories", ())]
+    return [step for one in inside for step in one["steps"]]
+
+
+def test_atif_has_every_turn_once(recorded: tuple[Path, dict[str, TokenTree]], tmp_path: Path) -> None:
+    directory, trees = recorded
+    found = documents(directory, tmp_path / "atif")
+    assert set(found) == {id for id, tree in trees.items() if len(tree)}
+    for id, document in found.items():
+        tree, own = trees[id], dict[int, dict[str, Any]]()
+        for step in every_step(document):
+            if "metrics" in step:
+                assert own.setdefault(step["extra"]["turn"], step) is step, "a turn is measured once"
+        assert set(own) == {turn.id for turn in tree.turns}
+        for turn in tree.turns:
+            step, metrics = own[turn.id], own[turn.id]["metrics"]
+            assert metrics["completion_token_ids"] == turn.sampled.tolist()
+            assert metrics["logprobs"] == turn.logprobs.tolist()
+            prompt = [token for one in tree.path(turn) for token in (*one.closing, *one.context, *one.sampled)]
+            assert metrics["prompt_token_ids"] == prompt[: turn.sampled_start]
+            assert metrics["prompt_tokens"] == turn.sampled_start and metrics["completion_tokens"] == len(turn.sampled)
+            assert step["extra"]["trained"] == (turn.id in trained_turns(tree))
+            assert step["timestamp"].startswith("2027-01-15T08:00:")
+        trained = [step for step in own.values() if step["extra"]["trained"]]
+        assert sum(step["metrics"]["completion_tokens"] for step in trained) == sum(
+            int(one.loss_mask.sum()) for one in tree.trajectories()
+        )
+        assert document["final_metrics"]["total_steps"] == len(document["steps"])
+
+
+def test_atif_has_the_conversation(recorded: tuple[Path, dict[str, TokenTree]], tmp_path: Path) -> None:
+    directory, _ = recorded
+    kinds = {"observation": 0, "reasoning_content": 0, "tool_calls": 0, "image": 0, "ref": 0, "copied": 0}
+    for id, document in documents(directory, tmp_path / "atif", token_ids=False).items():
+        embedded = {one["trajectory_id"] for one in document.get("subagent_trajectories", ())}
+        assert document["extra"]["end_reason"] == "answered" and 0 <= document["extra"]["reward"] <= 1, id
+        for step in every_step(document):
+            assert "prompt_token_ids" not in step.get("metrics", {})
+            for name in ("observation", "reasoning_content", "tool_calls"):
+                kinds[name] += name in step
+            kinds["copied"] += step.get("is_copied_context", False)
+            if isinstance(step["message"], list):
+                paths = [part["source"]["path"] for part in step["message"] if part["type"] == "image"]
+                assert paths and all(Path(path).is_file() for path in paths)
+                kinds["image"] += 1
+            for result in step.get("observation", {}).get("results", ()):
+                assert result["content"] == "seen" and result["extra"]["ended_at"].startswith("2027-01-15")
+                for ref in result.get("subagent_trajectory_ref", ()):
+                    assert ref["trajectory_id"] in embedded
+                    kinds["ref"] += 1
+    assert all(kinds.values()), kinds
+
+
+def test_traces_have_the_masks_of_the_ledger(recorded: tuple[Path, dict[str, TokenTree]], tmp_path: Path) -> None:
+    directory, trees = recorded
+    assert write_training_traces(directory, tmp_path / "traces.jsonl") == len(trees)
+    found: dict[str, dict[str, Any]] = {}
+    for line in (tmp_path / "traces.jsonl").read_bytes().splitlines():
+        for turn in json.loads(line)["turns"]:
+            assert found.setdefault(turn["node_id"], turn) is turn
+    expected = {f"{id}#{turn.id}": turn for id, tree in trees.items() for turn in tree.turns if turn.sampled}
+    assert set(found) == set(expected)
+    for node, turn in expected.items():
+        one = found[node]
+        assert one["completion_token_ids"] == turn.sampled.tolist() and one["per_token_logps"] == turn.logprobs.tolist()
+        assert len(one["loss_mask"]) == len(one["prompt_token_ids"]) + len(turn.sampled)
+    masks = sum(int(sum(one["loss_mask"])) for one in found.values())
+    assert masks == sum(int(one.loss_mask.sum()) for tree in trees.values() for one in tree.trajectories())
+
+
+def test_tree_rows_train_every_token_once(recorded: tuple[Path, dict[str, TokenTree]]) -> None:
+    directory, trees = recorded
+    samples = tree_rows(directory, model_version=lambda name: int(name or 0))
+    trained = sum(int(one.loss_mask.sum()) for tree in trees.values() for one in tree.trajectories())
+    assert sum(int(one["completion_mask"].sum()) for one in samples) == trained
+    batch = padded_batch(directory, pad_token_id=0, advantages=Advantages.GROUP)
+    assert len(samples) <= len(batch["input_ids"])
+    for one in samples:
+        assert len(one["input_ids"]) == len(one["completion_mask"]) == len(one["old_log_probs"])
+        assert one["completion_mask"][0] == 0 and one["old_log_probs"].dtype == np.float32
+        assert one["model_version"] in (0, 1, 2, 3)
+    with pytest.raises(ConfigurationError, match="a weight version must be a decimal number"):
+        tree_rows(directory)
+
+
+def test_rounded_logprob_is_told(tmp_path: Path) -> None:
+    """OpenEnv accepts none above 0."""
+    trees = record_trees(tmp_path / "run", 6, seed=3)
+    turn = next(turn for tree in trees.values() for turn in tree.turns if turn.sampled)
+    turn.logprobs[0] = 1e-7
+    record: Any = type("Record", (), {"id": "t/0", "reward": None})
+    tree = next(tree for tree in trees.values() if turn in tree.turns)
+    line = _training_turn(record, tree, turn, True)
+    assert line["per_token_logps"][0] == 0.0 and line["metadata"]["rounded_logprobs"] == [[0, 1e-7]]
+
+
+def test_no_run(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError):
+        write_atif(tmp_path / "nothing", tmp_path / "out")

@@ -1,0 +1,321 @@
+"""The pages of a folder of runs, in Chromium: curves, list, tasks, comparison, live trainings, and the two sizes."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strands_sglang.ledger.figures import Figures
+from strands_sglang.ledger.summary import run_rows
+from strands_sglang.runs.offline.comparison import compare, recorded_rewards
+from support.families import tokenizer_path
+from support.ledger.episodes import Recorder, written_run
+from support.viewer.browser import running_chromium, running_viewer, watched_page
+from support.viewer.generated_run import write_generated_run
+from support.viewer.generated_training import write_step, write_training
+
+pytestmark = pytest.mark.browser
+
+READY = "html[data-ready]"
+PAINT_SECONDS = 1.0
+MEGABYTES = 300
+OPTIONS: dict[str, Any] = {"tasks": 4, "samples": 3, "tokenizer": tokenizer_path("qwen3")}
+HOSTILE = "<img src=x onerror=alert(1)>\u202e"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with running_chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("training") / "runs"
+    write_training(path / "seed-1", 6, **OPTIONS)
+    write_training(path / "seed-2", 5, seed=2, best=0.6, words="A long question with many words in it. " * 4, **OPTIONS)
+    with written_run(path / "hostile") as writer:
+        for sample in range(2):
+            recorder = Recorder(writer.write, task=HOSTILE, sample=sample, prompt=HOSTILE * 8)
+            recorder.call(None, context=[1], sampled=[2], versions=[("w" * 80, 0, 1)])
+            recorder.reward(float(sample))
+            recorder.end(text=HOSTILE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def address(folder: Path) -> Iterator[str]:
+    with running_viewer(folder) as served:
+        yield served
+
+
+@pytest.fixture
+def opened(browser: Any, address: str) -> Iterator[Callable[..., Any]]:
+    """Return a function that opens the page at a hash once all runs were read; the page must stay quiet."""
+    with ExitStack() as stack:
+
+        def open_page(place: str = "", **options: Any) -> Any:
+            page = stack.enter_context(watched_page(browser, address, **options)).page
+            page.goto(address + place)
+            page.wait_for_selector(READY)
+            until(page, "!document.querySelector('#top').textContent.includes('reading')")
+            return page
+
+        yield open_page
+
+
+def until(page: Any, condition: str, timeout: float = 60.0) -> None:
+    """Wait until an expression is true; Playwright's own waiting needs `eval`, which the page's policy forbids."""
+    end = time.monotonic() + timeout
+    while not page.evaluate(condition):
+        assert time.monotonic() < end, f"not true within {timeout} s: {condition}"
+        page.wait_for_timeout(20)
+
+
+def test_curves_and_list(opened: Any, folder: Path) -> None:
+    page = opened()
+    titles = page.eval_on_selector_all(".curve h2 > span:first-child", "all => all.map(one => one.textContent)")
+    assert titles[:3] == ["Reward", "Reward of at least 1", "Groups without difference"] and len(titles) == 14
+    assert {"Turns", "Tokens", "Truncated", "Failures", "Tool errors", "Age of tokens", "Cached", "Drift"} < set(titles)
+    assert page.locator("[data-key=reward] .curve-line").count() == 2, "a line for each training; no order, no line"
+    assert page.locator("[data-key=tokens] .curve-line").count() == 4
+    assert page.locator("[data-key=ends] .ends-part").count() >= 2
+    names = page.eval_on_selector_all(".table-row", "rows => rows.map(row => row.dataset.id)")
+    assert len(names) == 12
+    rows = run_rows(folder / "seed-1" / "step-000005")
+    reward = Figures.of("", rows).to_dict()["reward"]
+    shown = page.locator(".table-row[data-id='seed-1/step-000005'] .col-reward").inner_text()
+    assert shown.strip() == f"{reward:.2f}"
+    assert page.locator(".figure").first.inner_text().startswith(f"{reward:.2f}")
+
+
+def test_a_step_is_pointed_at_and_opened(opened: Any, folder: Path) -> None:
+    page = opened("#hide=.seed-2")
+    box = page.locator("[data-key=reward] .curve-area").bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.41, box["y"] + 20)
+    until(page, "!document.querySelector('#card').hidden")
+    reward = Figures.of("", run_rows(folder / "seed-1" / "step-000002")).to_dict()["reward"]
+    card = page.locator("#card").inner_text()
+    assert card.startswith("step 2") and f"{reward:.2f}" in card
+    assert page.locator(".hair:visible").count() == page.locator(".hair").count() > 8, "in every chart"
+    page.mouse.down()
+    page.mouse.up()
+    page.wait_for_selector(".run .table-row")
+    assert "/run/seed-1%2Fstep-000002/" in page.url
+    page.locator(".back").first.click()
+    page.wait_for_selector(".curves .curve")
+
+
+def test_trainings_are_hidden_and_the_address_says_so(opened: Any) -> None:
+    page = opened()
+    page.locator(".series", has_text="seed-2").click()
+    until(page, "document.querySelectorAll('[data-key=reward] .curve-line').length === 1")
+    assert page.locator("[data-key=reward] .band").count() == 1, "one training has its spread"
+    page.locator(".segments button").last.click()
+    until(page, "location.hash.includes('by=weights') && location.hash.includes('hide')")
+    page.reload()
+    page.wait_for_selector(READY)
+    assert "on" in page.locator(".segments button").last.get_attribute("class").split()
+    assert page.locator(".series.off").count() >= 1
+
+
+def test_search_and_order(opened: Any) -> None:
+    page = opened()
+    page.keyboard.press("/")
+    page.keyboard.type("seed-2/step-000003")
+    until(page, "document.querySelectorAll('.table-row').length === 1")
+    page.keyboard.press("Control+A")
+    page.keyboard.press("Delete")
+    page.locator(".training .table-head [data-key=reward] button").click()
+    cells = page.eval_on_selector_all(".table-row .col-reward", "cells => cells.map(cell => Number(cell.textContent))")
+    assert cells == sorted(cells, reverse=True) and len(cells) == 12
+
+
+def test_runs_in_view_are_proved(opened: Any) -> None:
+    page = opened()
+    until(page, "document.querySelector('.verdict-text-proved') !== null", timeout=120)
+
+
+def test_two_trainings_are_compared(opened: Any, folder: Path) -> None:
+    page = opened()
+    page.keyboard.press("c")
+    page.wait_for_selector(".answer")
+    wanted = compare(recorded_rewards(folder / "seed-1"), recorded_rewards(folder / "seed-2"))
+    assert wanted.reward.value is not None and wanted.reward.interval is not None
+    shown = page.locator(".versus-figure").first.inner_text().replace("−", "-")
+    for value in (wanted.reward.value, *wanted.reward.interval):
+        assert f"{value:+.2f}" in shown
+    assert page.locator(".task-line").count() == len(wanted.tasks) == 4
+    until(page, "document.querySelectorAll('.answer').length === 2")
+    assert (
+        page.locator(".answer .text")
+        .all_inner_texts()[0]
+        .startswith(("3 times 11", "4 times 12", "5 times", "6 times"))
+    )
+    page.get_by_role("button", name="worst samples").click()
+    until(page, "location.hash.includes('which=worst')")
+    page.get_by_role("button", name="Swap A and B").click()
+    until(page, "document.querySelector('.versus select').value === 'seed-2'")
+    page.locator(".answer a").first.click()
+    page.wait_for_selector(".pair")
+    assert "/run/seed-2%2F" in page.url
+
+
+def test_two_runs_are_chosen_in_the_list(opened: Any) -> None:
+    page = opened()
+    for step in (5, 0):
+        page.locator(f"[data-pick='seed-1/step-00000{step}']").click()
+    page.wait_for_selector(".answer")
+    assert "a=seed-1%2Fstep-000005&b=seed-1%2Fstep-000000" in page.url
+
+
+def test_tasks_lead_to_groups_and_samples(opened: Any, folder: Path) -> None:
+    page = opened()
+    page.keyboard.press("b")
+    page.wait_for_selector(".tasks .table-row")
+    rewards = recorded_rewards(folder / "seed-1")
+    rows = page.locator(".tasks .table-row")
+    assert rows.count() == len(rewards) == 4
+    assert rows.first.locator(".col-mean").inner_text() == f"{sum(rewards['add-0']) / len(rewards['add-0']):.2f}"
+    assert re.fullmatch(r"\d of 6", rows.first.locator(".col-equal").inner_text())
+    page.locator(".tasks .table-head [data-key=std] button").click()
+    spread = page.eval_on_selector_all(
+        ".tasks .table-row .col-std", "cells => cells.map(cell => Number(cell.textContent))"
+    )
+    assert spread == sorted(spread, reverse=True)
+    page.locator(".tasks .chip", has_text="without difference").click()
+    assert page.evaluate("location.hash").find("tasks=equal") > 0
+    page.locator(".tasks .chip", has_text="all").first.click()
+    page.locator(".tasks .col-best a").first.click()
+    page.wait_for_selector(".pair")
+    page.keyboard.press("b")
+    page.wait_for_selector(".tasks .table-row")
+    page.locator(".tasks .col-task a").first.click()
+    page.wait_for_selector(".sample")
+
+
+def test_drift_is_measured_on_request(opened: Any) -> None:
+    page = opened("#hide=.seed-2")
+    page.locator("[data-key=drift] .more").click()
+    page.wait_for_selector("[data-key=drift] .curve-line")
+    until(page, "document.querySelector('[data-key=drift] .more').textContent === 'measure'")
+
+
+def test_a_live_training_grows(browser: Any, tmp_path: Path) -> None:
+    write_step(tmp_path / "live", 0, **OPTIONS)
+    with running_viewer(tmp_path / "live") as address, watched_page(browser, address) as watched:
+        page = watched.page
+        page.goto(address)
+        page.wait_for_selector(".table-row[data-id=step-000000]")
+        write_step(tmp_path / "live", 1, sealed=False, **OPTIONS)
+        page.wait_for_selector(".table-row[data-id=step-000001]")
+        until(page, "document.querySelector('.table-row[data-id=\"step-000001\"] .col-episodes').textContent === '12'")
+        assert page.locator(".table-row[data-id=step-000001] .live").count() == 1
+        assert page.locator("[data-key=reward] .curve-line").get_attribute("d").count("L") == 1
+
+
+_OVERFLOWING = """
+[...document.querySelectorAll('#main *, #top *')].filter((one) => {
+  const style = getComputedStyle(one);
+  if (!one.clientWidth || one.closest('svg') || one.tagName === 'SELECT') return false;
+  const hides = ['hidden', 'auto', 'scroll', 'clip'].includes(style.overflowX);
+  const box = one.getBoundingClientRect(), outer = one.parentElement.getBoundingClientRect();
+  const parent = getComputedStyle(one.parentElement);
+  const beyond = box.right > outer.right + 1.5 || box.left < outer.left - 1.5;
+  const out = style.position !== 'absolute' && parent.overflowX === 'visible' && beyond;
+  return (!hides && one.scrollWidth > one.clientWidth + 1 && style.display !== 'inline') || out;
+}).map((one) => `${one.tagName}.${one.className.baseVal ?? one.className} in ${one.parentElement.className}`)
+"""
+
+
+@pytest.mark.parametrize("place", ["", "#p=compare&a=seed-1&b=seed-2", "#p=tasks&of=seed-1", "#p=tasks&of=hostile"])
+def test_nothing_overflows(opened: Any, place: str) -> None:
+    page = opened(place)
+    page.wait_for_selector(".answer .text" if "compare" in place else ".table-row")
+    for width in (1440, 800, 390):
+        page.set_viewport_size({"width": width, "height": 844})
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            page.wait_for_timeout(100)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert page.evaluate(_OVERFLOWING) == [], (width, scheme)
+            background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+            assert ("251, 251, 250" in background) == (scheme == "light")
+
+
+def test_a_run_of_a_folder_fits(opened: Any) -> None:
+    """Its bar has one more button, and its tasks are a page."""
+    page = opened("", width=390, height=844)
+    page.locator(".table-row").first.click()
+    for place, selector in (("", ".run .table-row"), ("#tasks=all", ".tasks .table-row"), ("#g=add-0", ".sample")):
+        page.evaluate("place => { location.hash = place; }", place)
+        page.wait_for_selector(selector)
+        for width in (390, 800, 1440):
+            page.set_viewport_size({"width": width, "height": 844})
+            page.wait_for_timeout(100)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (place, width)
+            assert [one for one in page.evaluate(_OVERFLOWING) if "run-name" not in one] == [], (place, width)
+
+
+def memory_of(folder: Path) -> float:
+    """Return the memory of the newest viewer that serves a folder, in MB."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (path / "cmdline").read_text().split("\0")
+            if str(folder) in words and "view(" in words[2]:
+                found.append((int(path.name), (path / "status").read_text()))
+    status = dict(line.split(":", 1) for line in max(found)[1].splitlines())
+    return int(status["VmRSS"].split()[0]) / 1024
+
+
+def first_paint(browser: Any, folder: Path, selector: str) -> tuple[float, float, float, list[str]]:
+    """Return the seconds until a selector is on the screen, and once all is read: MB of viewer and page, requests."""
+    with running_viewer(folder) as address, watched_page(browser, address) as watched:
+        page = watched.page
+        began = time.monotonic()
+        page.goto(address, wait_until="commit")
+        page.wait_for_selector(selector)
+        painted = time.monotonic() - began
+        until(page, "!/ead …|read …|reading/.test(document.querySelector('#main').textContent)", timeout=400)
+        print(f"{folder.name}: painted in {painted:.2f} s, all read in {time.monotonic() - began:.1f} s")
+        heap = page.evaluate("performance.memory ? performance.memory.usedJSHeapSize : 0") / 2**20
+        return painted, memory_of(folder), heap, watched.requests
+
+
+def no_episode(requests: list[str]) -> bool:
+    return not [url for url in requests if re.search(r"api/(episode|events|drift|rendered|search)", url)]
+
+
+def test_a_small_training_reads_no_episode(browser: Any, folder: Path) -> None:
+    """The size that CI has; the large ones are below."""
+    _, server, page, requests = first_paint(browser, folder, ".table-row")
+    assert no_episode(requests)
+    assert server <= MEGABYTES and page <= MEGABYTES
+
+
+@pytest.mark.soak
+def test_a_training_of_500_steps(browser: Any, tmp_path: Path) -> None:
+    write_training(tmp_path / "large", 500, distinct=20, tasks=8, samples=8)
+    tries = [first_paint(browser, tmp_path / "large", ".table-row") for _ in range(3)]
+    print(json.dumps([one[:3] for one in tries]))
+    assert all(no_episode(requests) for *_, requests in tries)
+    assert min(painted for painted, *_ in tries) <= PAINT_SECONDS
+    assert max(server + page for _, server, page, _ in tries) <= MEGABYTES
+
+
+@pytest.mark.soak
+def test_a_run_of_10_000_episodes(browser: Any, tmp_path: Path) -> None:
+    write_generated_run(tmp_path / "run", 10_000, tokens=2000)
+    tries = [first_paint(browser, tmp_path / "run", ".table-row") for _ in range(3)]
+    print(json.dumps([one[:3] for one in tries]))
+    assert all(no_episode(requests) for *_, requests in tries)
+    assert min(painted for painted, *_ in tries) <= PAINT_SECONDS
+    assert max(server + page for _, server, page, _ in tries) <= MEGABYTES
