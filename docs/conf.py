@@ -7,6 +7,7 @@ pointed at the repository (`_site/repository_links.py`), and the API reference i
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -59,3 +60,10 @@ html_sidebars = {"index": []}
 
 copybutton_prompt_text = r"\$ "
 copybutton_prompt_is_regexp = True
+if menu := os.environ.get("DOCS_VERSIONS"):  # scripts/docs-versions builds several
+    html_theme_options |= {
+        "switcher": {"json_url": menu, "version_match": os.environ["DOCS_VERSION"]},
+        "check_switcher": False,  # the file is written afterwards
+        "show_version_warning_banner": True,
+        "navbar_end": ["version-switcher", "theme-switcher", "navbar-icon-links"],
+    }
