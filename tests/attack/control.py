@@ -68,13 +68,13 @@ def attack(family: str, *, quick: bool, seed: int) -> dict[str, int]:
     tried = _Tried(_bridge(family))
     rng = random.Random(f"{seed} {family}")
     whole = list(_whole(tried.literals))
-    for texts in _chunks(_drawn(whole, 80 if quick else None, rng), 40):
+    for texts in _chunks(_drawn(whole, 80 if quick else 1_500, rng), 40):
         tried.everywhere(texts)
     parts = [part for literal in tried.literals for part in _parts(literal)]
-    for texts in _chunks(sorted(set(_drawn(parts, 80 if quick else 20_000, rng))), 20):
+    for texts in _chunks(sorted(set(_drawn(parts, 80 if quick else 4_000, rng))), 20):
         tried.everywhere(texts)
     edges = tried.edges()
-    for place, text in _drawn(edges, 8 if quick else None, rng):
+    for place, text in _drawn(edges, 8 if quick else 4_000, rng):
         tried.at({place: text})
     return tried.counted
 
