@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from strands_sglang.trainers.slime import grpo_by_group as grpo_by_group
     from strands_sglang.trainers.slime import miles_rollout as miles_rollout
     from strands_sglang.trainers.slime import slime_rollout as slime_rollout
+    from strands_sglang.trainers.slime import slime_trainer_values as slime_trainer_values
     from strands_sglang.trainers.statuses import TrainerStatus as TrainerStatus
     from strands_sglang.trainers.traces import write_atif as write_atif
     from strands_sglang.trainers.traces import write_training_traces as write_training_traces
@@ -45,6 +46,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "grpo_by_group",
         "check_reward_nonzero_std",
         "check_reward_nonzero_std_with_fallback",
+        "slime_trainer_values",
     ),
     ".trl": ("trl_rollout", "trl_reward", "DiskSync", "AdapterSync", "logprob_drift", "tree_rows"),
     ".verl": ("StrandsAgentLoop",),

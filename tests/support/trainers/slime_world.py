@@ -46,6 +46,7 @@ def slime_trainer(name: str) -> Any:
             setattr(ranks, f"get_{kind}_world_size", lambda *_, **__: 1)
             setattr(ranks, f"get_{kind}_rank", lambda *_, **__: 0)
             setattr(ranks, f"get_{kind}_group", lambda *_, **__: None)
+        ranks.is_pipeline_last_stage = lambda *_, **__: True
         core: Any = ModuleType("megatron.core")
         core.mpu = ranks
         packed: Any = ModuleType("megatron.core.packed_seq_params")

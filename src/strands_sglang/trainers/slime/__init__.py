@@ -7,6 +7,7 @@ from strands_sglang.trainers.slime.groups import (
     grpo_by_group,
 )
 from strands_sglang.trainers.slime.samples import SampleGroup
+from strands_sglang.trainers.slime.trainer_values import slime_trainer_values
 
 __all__ = [
     "slime_rollout",
@@ -14,5 +15,6 @@ __all__ = [
     "grpo_by_group",
     "check_reward_nonzero_std",
     "check_reward_nonzero_std_with_fallback",
+    "slime_trainer_values",
     "SampleGroup",
 ]

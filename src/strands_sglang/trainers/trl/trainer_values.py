@@ -15,12 +15,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from strands_sglang.ledger.trainer_values import TrainerValues, Values, write_all
-from strands_sglang.tokens.turn import Origin
-from strands_sglang.trainers.rows import Row
+from strands_sglang.ledger.trainer_values import TrainerValues, write_all
 from strands_sglang.trainers.trl.batch import Completion
+from strands_sglang.trainers.values_by_turn import values_by_turn
 
 logger = logging.getLogger(__name__)
 
@@ -108,23 +105,12 @@ class ValuesRecorder:
                 (rows[cut] for cut in rows if rows[cut] and tokens[: len(cut)] == cut), None
             )
             if found:
-                yield from values_by_turn(one.episode.id, row, found.pop(0))
+                tree = one.episode.tree
+                path = tree.path(tree[row.trajectory.branch])
+                yield from values_by_turn(one.episode.id, path, len(row.prompt_ids), found.pop(0))
 
 
 def _joined(outputs: Sequence[Any], name: str, length: int) -> Any:
     import torch
 
     return torch.cat([getattr(output, name)[:, -length:].detach() for output in outputs])
-
-
-def values_by_turn(episode: str, row: Row, values: dict[str, Any]) -> Iterator[TrainerValues]:
-    """Yield values of response tokens as lines of `trainer.jsonl`; a response that was cut has None at its end."""
-    trajectory, first = row.trajectory, len(row.prompt_ids)
-    sampled = trajectory.origins == Origin.SAMPLED
-    for number, turn in enumerate(trajectory.turn_ids):
-        places = np.flatnonzero(sampled & (trajectory.turns == number)) - first
-        for name, given in values.items():
-            shown: list[float | None] = [float(given[at]) if at < len(given) else None for at in places]
-            if shown:
-                same: Values = shown[0] if shown[0] is not None and len(set(shown)) == 1 else shown
-                yield TrainerValues(episode, turn, name, same)
