@@ -24,8 +24,10 @@ from strands_sglang.engine import Generation
 from strands_sglang.engine.protocol import SpecInfo
 from strands_sglang.engine.retry import Backoff, RetryPolicy
 from strands_sglang.errors import ConfigurationError, EngineUnavailableError
+from strands_sglang.ledger.figures import Figures
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.seal import seal
+from strands_sglang.ledger.summary import run_rows
 from strands_sglang.proof import verify
 from strands_sglang.proof.finding import Verdict
 from strands_sglang.runs import Episode, Limits, MaxStaleness, Task
@@ -513,6 +515,16 @@ async def test_failed_sample_is_run_again(state: State, tmp_path: Path) -> None:
     seal(folder)
     certificate = verify(folder)
     assert certificate.verdict is not Verdict.BROKEN, certificate.text()
+
+
+async def test_samples_of_a_group_are_samples_of_one_task(tmp_path: Path) -> None:
+    generate = generator(PromptEngine(steps(1)), directory=tmp_path)
+    for index in (7, 8, 7, 8):  # slime has discarded the group, and runs it again
+        await generate(arguments(), sample(index), dict(SAMPLING))
+    await generate(arguments(), sample(0), dict(SAMPLING), evaluation=True)
+    rows = run_rows(next(tmp_path.iterdir()))
+    assert [row["id"] for row in rows] == ["g3/7", "g3/8", "g3.1/7", "g3.1/8", "eval.0/0"]
+    assert Figures.of("run", rows).to_dict()["groups"] == 2
 
 
 @pytest.mark.timing

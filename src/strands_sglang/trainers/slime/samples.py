@@ -15,6 +15,7 @@ import hashlib
 import itertools
 import logging
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -363,6 +364,7 @@ class SlimeSpecs:
         """Keep the settings; `task` None: the prompt is the question, the label the answer."""
         self._limits, self._task, self._session_field = limits, task, session_field
         self._numbers = itertools.count()
+        self._begun: Counter[tuple[str, int]] = Counter()  # how often each sample began
 
     def spec(self, args: Any, sample: SlimeSample, sampling: Mapping[str, Any], *, evaluation: bool) -> EpisodeSpec:
         """Return the episode specification of a sample."""
@@ -383,9 +385,16 @@ class SlimeSpecs:
         return bound_limits(self._limits, max_response_tokens=response, max_context_tokens=context)
 
     def _new_task(self, sample: SlimeSample, evaluation: bool) -> tuple[Task, int]:
-        # Every new episode has an id of its own: slime may run a sample again that failed or that it discarded.
-        id = f"{'eval' if evaluation else f'g{sample.group_index}'}.{next(self._numbers)}"
+        # The samples of a group are those of one task. slime may run a sample again that failed or that it discarded:
+        # every episode has an id of its own.
         number = sample.index if sample.index is not None else 0
+        if evaluation:
+            id = f"eval.{next(self._numbers)}"
+        else:
+            id = f"g{sample.group_index}"
+            again = self._begun[id, number]
+            self._begun[id, number] += 1
+            id += f".{again}" if again else ""
         if self._task is not None:
             return replace(Task.of(self._task(sample)), id=id), number
         data = {name: value for name, value in (sample.metadata or {}).items() if name != METADATA_KEY}
