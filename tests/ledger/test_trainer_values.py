@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import orjson
 import pytest
 
+from strands_sglang.ledger import trainer_values
 from strands_sglang.ledger.trainer_values import TRAINER_FILE, TrainerFile, write_trainer_values
 from strands_sglang.proof.verify import verify
 from support.ledger.episodes import Recorder, written_run
@@ -36,6 +38,48 @@ def test_written_and_read(run: Path) -> None:
     assert set(file.of("add/0")) == {"advantage", "entropy"}
     (run / TRAINER_FILE).write_bytes(b"")
     assert file.of("add/0") == {}
+
+
+def test_what_is_not_finite_is_no_value(run: Path) -> None:
+    write_trainer_values(run, "add/0", 0, ratio=float("nan"), entropy=[0.5, float("inf"), None])
+    assert TrainerFile(run).of("add/0") == {"entropy": {0: [0.5, None, None]}}
+    assert verify(run).proved
+
+
+def test_a_file_that_was_edited_is_read_within_bounds(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_values, "LARGEST_LINE", 1 << 12)
+    monkeypatch.setattr(trainer_values, "_MOST_BYTES", 1 << 14)
+    with (run / TRAINER_FILE).open("wb") as file:
+        file.write(b'{"episode":"add/0","turn":0,"name":"long","values":[' + b"0," * 9000 + b"0]}\n[]\n")
+        for number in range(400):
+            line = {"episode": "add/0", "turn": 0, "name": f"name {number}", "values": [number] * 3}
+            file.write(orjson.dumps(line) + b"\n")
+    found = TrainerFile(run).of("add/0")
+    assert len(found) == 64 and set(found) <= {f"name {number}" for number in range(150, 400)}, "the newest"
+    findings = verify(run).findings
+    assert [(one.kind.value, one.byte) for one in findings[:2]] == [("trainer", 0), ("trainer", 18056)]
+    assert verify(run).trainer_values == 1200, "what follows a line that is too long is held against the ledger"
+
+
+def test_processes_write_one_after_the_other(run: Path) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    with (run / TRAINER_FILE).open("ab") as other:  # a lock is that of an open file, also within one process
+        fcntl.flock(other, fcntl.LOCK_EX)
+        writing = threading.Thread(target=write_trainer_values, args=(run, "add/0", 0), kwargs={"ratio": 1.0})
+        writing.start()
+        writing.join(0.2)
+        assert writing.is_alive() and not (run / TRAINER_FILE).stat().st_size
+    writing.join()
+    assert TrainerFile(run).of("add/0") == {"ratio": {0: 1.0}}
+
+
+def test_only_the_places_of_lines_are_kept(run: Path) -> None:
+    file = TrainerFile(run)
+    for _ in range(3):
+        for id in ("add/0", "add/1"):
+            write_trainer_values(run, id, 0, **{f"name {number}": 1.0 for number in range(20)})
+            assert len(file.of(id)) == 20
+    assert {id: len(places) for id, places in file._places.items()} == {"add/0": 3, "add/1": 3}
 
 
 def test_verify_holds_lengths_against_the_ledger(run: Path) -> None:
