@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strands_sglang.ledger import folder
 from strands_sglang.ledger.figures import Figures, by_version, version_number
 from strands_sglang.ledger.folder import find_runs, is_run, last_steps, newest_attempts
 from strands_sglang.ledger.summary import SummaryRow, checked_row
@@ -83,6 +84,8 @@ def test_merged_figures_are_those_of_all_rows(runs: list[list[tuple[str, float |
 def test_figures_survive_odd_rewards() -> None:
     found = Figures.of("run", [row("a", 0, math.nan), row("a", 1, math.inf), row("a", 2, 1.0)]).to_dict()
     assert (found["scored"], found["reward"]) == (1, 1.0)
+    huge = Figures.of("run", [row("a", number, (-1.0) ** number * 1e200) for number in range(4)])
+    assert huge.to_dict()["scored"] == 0 and huge.tasks["a"].to_dict()["std"] is None
 
 
 def test_runs_in_a_folder(tmp_path: Path) -> None:
@@ -110,3 +113,17 @@ def test_runs_in_a_folder(tmp_path: Path) -> None:
     assert [place.step for place in last_steps(newest_attempts(training), 1)] == [10]
     assert is_run(tmp_path / "first") and not is_run(tmp_path) and not is_run(tmp_path / "none")
     assert find_runs(tmp_path / "none") == []
+
+
+def test_a_folder_that_must_not_be_read_hides_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "lost+found", "z"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text("{}")
+
+    def asked(path: Path) -> bool:  # what a user who is not root gets
+        if path.name == "lost+found":
+            raise PermissionError(13, "Permission denied", str(path))
+        return is_run(path)
+
+    monkeypatch.setattr(folder, "is_run", asked)
+    assert [place.name for place in find_runs(tmp_path)] == ["a", "z"]

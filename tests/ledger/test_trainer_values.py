@@ -99,6 +99,7 @@ def test_verify_holds_lengths_against_the_ledger(run: Path) -> None:
         ({"episode": "add/7", "turn": 0, "values": 0.1}, "no such episode"),
         ({"turn": "0", "values": 0.1}, "turn (number)"),
         ({"turn": 0, "values": "much"}, "values must be a number"),
+        ({"turn": 9, "values": 0.1, "name": "n" * 1000}, f"{'n' * 80}: values for turn 9"),
     ],
 )
 def test_what_does_not_fit_is_a_finding(run: Path, line: dict[str, object], words: str) -> None:

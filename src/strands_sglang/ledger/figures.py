@@ -28,6 +28,7 @@ _SUMMED = (*_MEANS.values(), "prompt_tokens", "cached_tokens", "tool_errors")
 _TRUNCATED = ("turn_truncated", "token_limit", "turn_limit", "context_length", "timeout", "tool_limit")
 _FAILED = ("engine_error", "tool_unavailable", "other_model_error", "agent_error")
 _MOST_KINDS = 8
+_LARGEST_REWARD = 1e60  # beyond it, sums of squares overflow
 _NUMBER = re.compile(r"(\d{1,15})\D*$")
 _KIND = re.compile(r"[-_/.:# ]?\d+$")
 
@@ -113,7 +114,7 @@ class Figures:
         task = self.tasks.setdefault(row["task_id"], TaskFigures(row["task_id"], row["prompt"]))
         task.episodes += 1
         reward = row["reward"]
-        if reward is not None and math.isfinite(reward):
+        if reward is not None and abs(reward) <= _LARGEST_REWARD:
             task.rewards.append(reward)
             task.places.append((run, row["id"]))
         if row["end_reason"] is None:
@@ -160,7 +161,7 @@ class Figures:
         return sum(self.ends.values())
 
     def rewards(self) -> list[float]:
-        """Return all rewards."""
+        """Return all rewards; without those that are not finite, or so large that nothing can be computed of them."""
         return [reward for task in self.tasks.values() for reward in task.rewards]
 
     def to_dict(self) -> dict[str, Any]:

@@ -68,7 +68,11 @@ def _runs(folder: Path, depth: int) -> Iterator[Path]:
         if name.startswith("."):
             continue
         path = folder / name
-        if is_run(path):
+        try:
+            found = is_run(path)
+        except OSError:  # it must not be read
+            continue
+        if found:
             yield path
         elif depth > 1:
             yield from _runs(path, depth - 1)

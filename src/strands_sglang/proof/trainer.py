@@ -17,6 +17,7 @@ from strands_sglang.proof.episode import EpisodeProof
 from strands_sglang.proof.finding import Finding, FindingKind
 
 LOSS_MASK = "loss_mask"
+_NAME = 80  # characters of a name in a message
 
 
 class TrainerComparison:
@@ -33,7 +34,7 @@ class TrainerComparison:
                 values = line.values
                 count = len(values) if isinstance(values, list) else None
                 trains = line.name == LOSS_MASK and any(values if isinstance(values, list) else [values])
-                self._lines.setdefault(line.episode, []).append((at, line.turn, line.name, count, trains))
+                self._lines.setdefault(line.episode, []).append((at, line.turn, line.name[:_NAME], count, trains))
             else:
                 self.findings.append(Finding(FindingKind.TRAINER, line, file=TRAINER_FILE, byte=at))
 

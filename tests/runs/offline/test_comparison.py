@@ -36,6 +36,11 @@ def test_the_interval_of_a_task_is_welchs() -> None:
     assert difference_interval([1.0, 1.0], [0.0, 1.0]) is not None
 
 
+def test_differences_that_are_tiny_have_an_interval() -> None:
+    low, high = difference_interval([0.0, 1e-120], [0.0, 0.0]) or (1, 0)
+    assert low < 0 < high
+
+
 def test_intervals_cover_the_true_difference() -> None:
     rng = random.Random(5)
     covered, tried = 0, 400

@@ -160,8 +160,8 @@ def difference_interval(first: Sequence[float], second: Sequence[float], confide
     parts = [math.fsum((x - _mean(one)) ** 2 for x in one) / (len(one) - 1) / len(one) for one in (first, second)]
     if (variance := sum(parts)) <= 0:
         return None
-    spread = sum(part**2 / (len(one) - 1) for part, one in zip(parts, (first, second), strict=True))
-    half = t_quantile(confidence, max(1, math.floor(variance**2 / spread))) * math.sqrt(variance)
+    spread = sum((part / variance) ** 2 / (len(one) - 1) for part, one in zip(parts, (first, second), strict=True))
+    half = t_quantile(confidence, max(1, math.floor(1 / spread + 1e-9))) * math.sqrt(variance)
     middle = _mean(second) - _mean(first)
     return middle - half, middle + half
 
