@@ -30,8 +30,17 @@ def test_runs_are_listed(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert [line.split()[:2] for line in lines] == [
         [f"seed-{seed}/step-00000{step}", "4"] for seed in (1, 2) for step in (0, 1)
     ]
+
+
+def test_runs_that_are_not_listed_are_not_read(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+    monkeypatch.setattr("strands_sglang.cli._folder_text.run_rows", lambda path: read.append(path) or run_rows(path))
     assert main(["show", str(folder), "--limit", "1"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "and 3 before them: --limit 0 shows all"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{folder}  4 runs, 2 trainings" and lines[-1] == "and 3 before them: --limit 0 shows all"
+    assert read == [folder / "seed-2" / "step-000001"]
 
 
 def test_runs_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

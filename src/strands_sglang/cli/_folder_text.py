@@ -30,21 +30,22 @@ def read_runs(places: Sequence[RunPlace]) -> Iterator[dict[str, Any]]:
             yield {**about, "error": str(error)}
 
 
-def folder_lines(name: str, runs: Sequence[Mapping[str, Any]], most: int | None, paint: Paint) -> list[str]:
-    """Return a line about the folder, and a table of its runs; the last `most` of them, None: all."""
-    trainings = {run["training"] for run in runs if run["training"]}
-    episodes = sum(run.get("episodes", 0) for run in runs)
-    parts = [counted(len(runs), "run"), *([counted(len(trainings), "training")] if trainings else [])]
-    lines = [f"{paint(escape_for_terminal(name), 'bold')}  {', '.join([*parts, counted(episodes, 'episode')])}", ""]
-    shown = runs if most is None else runs[-most:]
+def folder_lines(name: str, places: Sequence[RunPlace], most: int | None, paint: Paint) -> list[str]:
+    """Return a line about the folder, and a table of its last `most` runs, None: of all; the others are not read."""
+    trainings = {place.training for place in places if place.training}
+    shown = list(read_runs(places if most is None else places[-most:]))
+    parts = [counted(len(places), "run"), *([counted(len(trainings), "training")] if trainings else [])]
+    if len(shown) == len(places):
+        parts.append(counted(sum(run.get("episodes", 0) for run in shown), "episode"))
+    lines = [f"{paint(escape_for_terminal(name), 'bold')}  {', '.join(parts)}", ""]
     cells = [_COLUMNS, *(_cells(run) for run in shown if "error" not in run)]
     head, *rest = table(cells, right=range(1, len(_COLUMNS)))
     lines += [paint(head, "dim"), *rest]
     lines += [
         paint(f"{shorten(run['run'], 60)}: {shorten(run['error'], 200)}", "red") for run in shown if "error" in run
     ]
-    if len(shown) < len(runs):
-        lines += ["", f"and {len(runs) - len(shown):,} before them: --limit 0 shows all"]
+    if len(shown) < len(places):
+        lines += ["", f"and {len(places) - len(shown):,} before them: --limit 0 shows all"]
     return lines
 
 

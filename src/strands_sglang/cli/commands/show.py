@@ -70,7 +70,7 @@ def _show_folder(directory: str, places: list[RunPlace], *, limit: int | None, a
             print(cli.json_text(run), flush=True)
     else:
         most = _ROWS if limit is None else limit or None
-        print("\n".join(folder_lines(directory, list(read_runs(places)), most, cli.Paint(cli.wants_colours()))))
+        print("\n".join(folder_lines(directory, places, most, cli.Paint(cli.wants_colours()))))
     return SHOWN
 
 
