@@ -10,17 +10,20 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import orjson
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.figures import Figures
-from strands_sglang.ledger.summary import run_rows
+from strands_sglang.ledger.summary import SummaryRow, run_rows
 from strands_sglang.ledger.writer import LedgerWriter
+from strands_sglang.viewer import training_server
 from strands_sglang.viewer.index import RunIndex
 from strands_sglang.viewer.training import TrainingIndex, _spread
-from strands_sglang.viewer.training_server import TrainingViewer
-from support.ledger.episodes import plain_episode
+from strands_sglang.viewer.training_server import TrainingViewer, _FolderHandlers
+from support.ledger.episodes import Recorder, plain_episode, written_run
 from support.viewer.generated_training import write_step, write_training
 
 OPTIONS: dict[str, Any] = {"tasks": 2, "samples": 2}
@@ -114,6 +117,58 @@ def test_a_damaged_run_does_not_hide_the_others(folder: Path) -> None:
     assert len(index.curves("step")["seed-2"]) == 3
 
 
+def test_whatever_is_wrong_with_a_run_the_others_are_shown(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, created in (("alone", "yesterday"), ("other", 7.0)):
+        if name == "other":
+            shutil.copytree(folder / "alone", folder / "other")
+        about = orjson.loads((folder / name / "run.json").read_bytes())
+        (folder / name / "run.json").write_bytes(orjson.dumps({**about, "created": created}))
+
+    def of(run: str, rows: list[SummaryRow]) -> Figures:
+        if run == "seed-1/step-000003":
+            raise ZeroDivisionError("figures")
+        return figures_of(run, rows)
+
+    figures_of = Figures.of
+    monkeypatch.setattr(Figures, "of", of)
+    index = refreshed(folder)
+    assert [point["label"] for point in index.curves("step")[""]] == ["alone", "other"]
+    errors = {one.place.name: one.error for one in index.runs() if one.error}
+    assert errors == {"seed-1/step-000003": "ZeroDivisionError: figures"} and index.complete.is_set()
+    assert [point["x"] for point in index.curves("step")["seed-1"]] == [0, 1, 2, 4]
+
+
+def test_a_run_in_the_place_of_another_is_read_from_its_beginning(folder: Path) -> None:
+    path = write_step(folder / "seed-2", 3, sealed=False, **OPTIONS)
+    index = refreshed(folder)
+    shutil.rmtree(path)
+    write_step(folder / "seed-2", 3, seed=9, sealed=False, tasks=3, samples=1)
+    index.refresh()
+    assert index.curves("step")["seed-2"][3]["episodes"] == 3
+
+
+def test_weight_versions_are_at_their_number(tmp_path: Path) -> None:
+    for names, wanted in ((("v-40", "v-200", "v-9"), [9, 40, 200]), (("base", "v-7"), [0, 1])):
+        folder = tmp_path / names[0]
+        for number, name in enumerate(names):
+            with written_run(folder / f"step-{number}") as writer:
+                recorder = Recorder(writer.write, task="a", sample=0)
+                recorder.call(None, context=[1], sampled=[2], versions=[(name, 0, 1)])
+                recorder.end()
+        points = refreshed(folder).curves("weights")[names[0]]
+        assert [point["x"] for point in points] == wanted
+
+
+def test_rows_have_the_order_of_their_events(tmp_path: Path) -> None:
+    names = [f"task-{number}" for number in (*range(7, 20), *range(7))]
+    with written_run(tmp_path) as writer:
+        for name in names:
+            plain_episode(writer.write, task=name, turns=1)
+    index = RunIndex(tmp_path)
+    index.refresh()
+    assert [row["task_id"] for row in index.rows()] == names
+
+
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 64, 500])
 def test_the_newest_run_is_read_first_then_some_of_everywhere(count: int) -> None:
     order = _spread(list(range(count)))
@@ -186,6 +241,34 @@ async def test_tasks_and_comparison(client: TestClient[Any, Any]) -> None:
     assert [line["task"] for line in found["tasks"]] == ["add-0", "multiply-1"]
     assert found["tasks"][0]["best"][0][0] == "seed-1/step-000004.1" and found["tasks"][0]["counts"] == [2, 2]
     await answer(client, "/api/compare?a=seed-1&b=nothing", 404)
+
+
+async def test_runs_that_nobody_looks_at_are_closed(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers = _FolderHandlers(TrainingViewer(recorded))
+    names = [f"seed-1/step-{number:06d}" for number in range(5)]
+    for name in names:
+        await handlers._opened(name)
+    assert list(handlers.open) == names, "all were asked for a moment ago"
+    monkeypatch.setattr(training_server, "_IDLE_SECONDS", -1.0)
+    await handlers._opened("alone")
+    assert list(handlers.open) == [*names[-2:], "alone"]
+    await handlers.stop(web.Application())
+
+
+async def test_a_run_that_changed_is_proved_again(folder: Path) -> None:
+    viewer = TrainingViewer(folder)
+    async with TestClient(TestServer(viewer.app(), host="127.0.0.1")) as client:
+        await client.get(f"/?token={viewer.token}")
+        found = {"running": True}
+        while found["running"]:
+            found = await answer(client, "/api/proved?name=alone")
+            await asyncio.sleep(0.05)
+        assert found["verdict"] == "proved"
+        (folder / "alone" / "run.json").touch()
+        assert (await answer(client, "/api/proved?name=alone"))["running"], "the verdict was that of other files"
+        viewer.index.refresh()
+        runs = {run["name"]: run["changed"] for run in (await answer(client, "/api/training?since=-1"))["runs"]}
+        assert runs["alone"] == (folder / "alone" / "run.json").stat().st_mtime_ns
 
 
 async def test_runs_are_proved_when_they_are_asked_for(client: TestClient[Any, Any]) -> None:

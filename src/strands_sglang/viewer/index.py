@@ -77,7 +77,7 @@ class RunIndex:
         self._changes: list[str] = []  # ids of changed rows; the version is its length
         self._entries: dict[str, _Entry] = {}
         self._followers: dict[str, _Follower] = {}
-        self._touched: set[str] = set()
+        self._touched: dict[str, None] = {}  # ids whose rows are due, in the order of their events
         self._held: dict[str, list[Placed]] = {}  # events of the episodes that `hold` has read
         self._last: tuple[tuple[str, int], float, list[Placed]] | None = None  # id and events, until when, the events
 
@@ -208,7 +208,7 @@ class RunIndex:
             if entry is None:
                 entry = self._entries[id] = _Entry(SummaryBuilder(id))
             entry.sections[shard, section] = None
-        self._touched.add(id)
+        self._touched[id] = None
         entry.builder.add_encoded(raw)
 
     def _publish(self) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from strands_sglang._json import as_dict
 from strands_sglang._terminal import natural_key
 from strands_sglang.errors import LedgerError
-from strands_sglang.ledger.figures import Figures, by_version
+from strands_sglang.ledger.figures import Figures, by_version, version_number
 from strands_sglang.ledger.folder import RunPlace, find_runs, last_steps, newest_attempts
 from strands_sglang.ledger.run_dir import read_run
 from strands_sglang.viewer.index import RunIndex
@@ -46,16 +46,20 @@ class KnownRun:
     error: str = ""
 
     @property
+    def changed(self) -> int:
+        """When it was changed last, in nanoseconds."""
+        return max((stamp for _, _, stamp in self.state), default=0)
+
+    @property
     def live(self) -> bool:
         """Whether it is probably being written."""
-        changed = max((stamp for _, _, stamp in self.state), default=0) / 1e9
-        return not self.about.get("sealed") and time.time() - changed < _LIVE_SECONDS
+        return not self.about.get("sealed") and time.time() - self.changed / 1e9 < _LIVE_SECONDS
 
     def to_dict(self) -> dict[str, Any]:
         """Return a line of the page's list."""
         return {
             **{"name": self.place.name, "training": self.place.training, "step": self.place.step, **self.about},
-            **{"live": self.live, "error": self.error},
+            **{"live": self.live, "changed": self.changed, "error": self.error},
             "figures": None if self.figures is None else self.figures.to_dict(),
         }
 
@@ -166,6 +170,9 @@ class TrainingIndex:
 
     def _read(self, known: KnownRun, state: list[list[Any]]) -> None:
         name, path = known.place.name, known.place.path
+        sizes = {file: size for file, size, _ in state}
+        if any(sizes.get(file, -1) < size for file, size, _ in known.state if file.endswith(".ledger")):
+            self._followed.pop(name, None)  # another run is in its place
         index = self._reading = self._followed.pop(name, None) or RunIndex(path)
         sealed = (path / "seal.json").exists()
         if not sealed:
@@ -173,14 +180,19 @@ class TrainingIndex:
             while len(self._followed) > _FOLLOWED:
                 del self._followed[next(iter(self._followed))]
         error = ""
-        about = {"sealed": sealed, "created": None}
+        about: dict[str, Any] = {"sealed": sealed, "created": None}
+        figures, versions = Figures(), dict[str, Figures]()
         try:
-            about["created"] = as_dict(read_run(path)).get("created")
+            created = as_dict(read_run(path)).get("created")
+            about["created"] = created if type(created) in (int, float) else None
             index.refresh()
+            rows = index.rows()
+            figures, versions = Figures.of(name, rows), by_version(name, rows)
         except (OSError, LedgerError) as problem:
             error = str(problem)
-        rows = index.rows()
-        figures, versions = Figures.of(name, rows), by_version(name, rows)
+        except Exception as problem:  # whatever is wrong with a run, the others are read
+            logger.exception("run=<%s> | the run cannot be read", path)
+            error = f"{type(problem).__name__}: {problem}"
         with self._lock:
             known.state, known.about, known.error = state, about, error
             known.figures, known.versions = figures, versions
@@ -217,15 +229,18 @@ def _by_step(runs: list[KnownRun]) -> list[dict[str, Any]]:
 
 
 def _by_weights(runs: list[KnownRun]) -> list[dict[str, Any]]:
-    """Return a point for each weight version."""
+    """Return a point for each weight version, at its number if the names have numbers that grow."""
     parts: dict[str, list[tuple[str, Figures]]] = {}
     for one in _newest(runs):
         for version, figures in one.versions.items():
             parts.setdefault(version, []).append((one.place.name, figures))
     ordered = sorted(parts.items(), key=lambda item: natural_key(item[0]))
+    numbers = [number for version, _ in ordered if (number := version_number(version)) is not None]
+    if len(numbers) < len(ordered) or sorted(set(numbers)) != numbers:
+        numbers = list(range(len(ordered)))
     return [
         _point(number, f"weights {version}", [name for name, _ in found], Figures.merged(one for _, one in found))
-        for number, (version, found) in enumerate(ordered)
+        for number, (version, found) in zip(numbers, ordered, strict=True)
     ]
 
 

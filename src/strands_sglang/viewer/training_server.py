@@ -121,9 +121,10 @@ class _FolderHandlers:
         place = self.viewer.index.place(name)
         verdict = self.verdicts.setdefault(name, RunVerdict(place.path))
         busy = any(one.running for one in self.verdicts.values() if one is not verdict)
-        state = {"running": True} if busy else verdict.current()
+        state = {"running": True, "outdated": False} if busy else verdict.current()
+        running = state["running"] or state["outdated"]  # what changed a moment ago is proved again a moment later
         known = (verdict.certificate or {}).get("verdict")
-        return json_answer(orjson.dumps({"verdict": known, "running": state["running"], "error": verdict.error}))
+        return json_answer(orjson.dumps({"verdict": known, "running": running, "error": verdict.error}))
 
     async def of_run(self, request: web.Request) -> web.StreamResponse:
         handlers = await self._opened(request.match_info["run"])
@@ -141,9 +142,8 @@ class _FolderHandlers:
                 handlers = RunHandlers(viewer, self.workers)
                 await handlers.start()
             self.open[name], self.asked[name] = handlers, time.monotonic()
-            oldest = next(iter(self.open))
-            if len(self.open) > _OPEN and time.monotonic() - self.asked[oldest] > _IDLE_SECONDS:
-                await self.open.pop(oldest).stop()
+            while len(self.open) > _OPEN and time.monotonic() - self.asked[next(iter(self.open))] > _IDLE_SECONDS:
+                await self.open.pop(next(iter(self.open))).stop()
             return handlers
 
 

@@ -53,6 +53,7 @@ export class CompareView {
       this.text = text;
       this.draw(found, names);
     } catch (error) {
+      if (this.asked !== asked) return;
       clear(this.node).append(el("p", { class: "failure", text: error.message }));
     }
   }

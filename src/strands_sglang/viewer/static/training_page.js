@@ -152,10 +152,10 @@ async function proveNext() {
     const box = node.getBoundingClientRect();
     return box.bottom > 0 && box.top < innerHeight;
   }).map((node) => node.dataset.id);
-  const next = inView.map((id) => data.runs.find((run) => run.name === id)).find((run) => run && !run.live && run.figures && !(training.verdicts.get(run.name) || {}).done);
+  const next = inView.map((id) => data.runs.find((run) => run.name === id)).find((run) => run && !run.live && run.figures && (training.verdicts.get(run.name) || {}).of !== run.changed);
   if (!next) return;
   const found = await getJson(`api/proved?name=${encodeURIComponent(next.name)}`);
-  training.verdicts.set(next.name, { ...found, done: !found.running });
+  training.verdicts.set(next.name, { ...found, of: found.running ? null : next.changed });
   if (!found.running) training.table.update(training.rows, null, training.sort);
 }
 
