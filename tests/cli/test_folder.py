@@ -9,7 +9,7 @@ import pytest
 
 from strands_sglang.cli.main import main
 from strands_sglang.ledger.figures import Figures
-from strands_sglang.ledger.summary import run_rows
+from strands_sglang.ledger.summary import SummaryRow, run_rows
 from strands_sglang.runs.offline.comparison import compare, recorded_rewards
 from support.viewer.generated_training import write_training
 
@@ -36,7 +36,12 @@ def test_runs_that_are_not_listed_are_not_read(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[Path] = []
-    monkeypatch.setattr("strands_sglang.cli._folder_text.run_rows", lambda path: read.append(path) or run_rows(path))
+
+    def reading(path: Path) -> list[SummaryRow]:
+        read.append(path)
+        return run_rows(path)
+
+    monkeypatch.setattr("strands_sglang.cli._folder_text.run_rows", reading)
     assert main(["show", str(folder), "--limit", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{folder}  4 runs, 2 trainings" and lines[-1] == "and 3 before them: --limit 0 shows all"

@@ -259,7 +259,7 @@ async def test_a_run_that_changed_is_proved_again(folder: Path) -> None:
     viewer = TrainingViewer(folder)
     async with TestClient(TestServer(viewer.app(), host="127.0.0.1")) as client:
         await client.get(f"/?token={viewer.token}")
-        found = {"running": True}
+        found: dict[str, Any] = {"running": True}
         while found["running"]:
             found = await answer(client, "/api/proved?name=alone")
             await asyncio.sleep(0.05)
