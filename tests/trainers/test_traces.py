@@ -12,7 +12,7 @@ import pytest
 from strands_sglang.errors import ConfigurationError, LedgerError
 from strands_sglang.tokens import TokenTree
 from strands_sglang.trainers.exports import Advantages, padded_batch
-from strands_sglang.trainers.traces import _training_turn, trained_turns, write_atif, write_training_traces
+from strands_sglang.trainers.traces import _training_turn, write_atif, write_training_traces
 from strands_sglang.trainers.trl import tree_rows
 from support.examples import size
 from support.trainers.recorded_trees import record_trees
@@ -55,7 +55,7 @@ def test_atif_has_every_turn_once(recorded: tuple[Path, dict[str, TokenTree]], t
             prompt = [token for one in tree.path(turn) for token in (*one.closing, *one.context, *one.sampled)]
             assert metrics["prompt_token_ids"] == prompt[: turn.sampled_start]
             assert metrics["prompt_tokens"] == turn.sampled_start and metrics["completion_tokens"] == len(turn.sampled)
-            assert step["extra"]["trained"] == (turn.id in trained_turns(tree))
+            assert "loss_mask" not in step["extra"], "the whole turn is trained, or nothing of it"
             assert step["timestamp"].startswith("2027-01-15T08:00:")
         trained = [step for step in own.values() if step["extra"]["trained"]]
         assert sum(step["metrics"]["completion_tokens"] for step in trained) == sum(
@@ -124,10 +124,53 @@ def test_rounded_logprob_is_told(tmp_path: Path) -> None:
     trees = record_trees(tmp_path / "run", 6, seed=3)
     turn = next(turn for tree in trees.values() for turn in tree.turns if turn.sampled)
     turn.logprobs[0] = 1e-7
-    record: Any = type("Record", (), {"id": "t/0", "reward": None})
+    record: Any = type("Record", (), {"id": "t/0", "reward": None, "end": None})
     tree = next(tree for tree in trees.values() if turn in tree.turns)
-    line = _training_turn(record, tree, turn, True)
+    line = _training_turn(record, tree, turn, None)
     assert line["per_token_logps"][0] == 0.0 and line["metadata"]["rounded_logprobs"] == [[0, 1e-7]]
+
+
+def loss_terms(directory: Path, tmp_path: Path) -> tuple[int, int]:
+    """Return the loss terms of both formats."""
+    traced = stepped = 0
+    write_training_traces(directory, tmp_path / "traces.jsonl")
+    for line in (tmp_path / "traces.jsonl").read_bytes().splitlines():
+        for turn in json.loads(line)["turns"]:
+            traced += sum(turn["loss_mask"])
+            assert sum(turn["loss_mask"]) or not turn["metadata"]["trained"]
+    for document in documents(directory, tmp_path / "atif").values():
+        for step in every_step(document):
+            if "metrics" in step and step["extra"]["trained"]:
+                stepped += sum(step["extra"].get("loss_mask", [1] * step["metrics"]["completion_tokens"]))
+    return traced, stepped
+
+
+def test_tokens_that_are_too_old_have_no_loss(tmp_path: Path) -> None:
+    """Also in the middle of a turn, which the weights changed under."""
+    ages = [["1", 2], ["2", 1], ["3", 0], [None, None]]
+    stale = {"limit": 0, "action": "mask", "order": "number", "current": "3", "ages": ages, "age": 2}
+    trees = record_trees(tmp_path / "run", COUNT, seed=5, staleness={**stale, "decision": "masked"})
+    whole = 0
+    for tree in trees.values():
+        whole += sum(int(one.loss_mask.sum()) for one in tree.trajectories())
+        tree.untrained_versions = frozenset("12")
+    left = sum(int(one.loss_mask.sum()) for tree in trees.values() for one in tree.trajectories())
+    assert 0 < left < whole
+    assert loss_terms(tmp_path / "run", tmp_path) == (left, left)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"end_reason": "tool_unavailable"}, {"end_reason": "engine_error"}, {"end_reason": "paused"}, {"staleness": {}}],
+)
+def test_nothing_is_trained_of_a_failed_or_dropped_episode(how: dict[str, Any], tmp_path: Path) -> None:
+    if "staleness" in how:
+        stale = {"limit": 0, "action": "drop", "order": "given", "current": None, "ages": [], "age": None}
+        how = {"staleness": {**stale, "decision": "dropped"}}
+    record_trees(tmp_path / "run", 8, **how)
+    assert loss_terms(tmp_path / "run", tmp_path) == (0, 0)
+    first = json.loads((tmp_path / "traces.jsonl").read_bytes().splitlines()[1])
+    assert first["turns"][0]["metadata"]["end_reason"] == how.get("end_reason", "answered")
 
 
 def test_no_run(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Recorded episodes in the trajectory formats of other tools: ATIF 1.8 (Harbor's), and OpenEnv's `TrainingTrace`.
 
-Invariants: token ids, logprobs and what is trained are those of the ledger. Every sampled turn is in an export
-once: in ATIF, a later branch has the turns that it shares as copied context, without tokens. What a format has no field
-for is in its `extra` or `metadata`.
+Invariants: token ids, logprobs and what is trained are those of the ledger; nothing is trained of an episode that
+failed or was dropped. Every sampled turn is in an export once: in ATIF, a later branch has the turns that it shares as
+copied context, without tokens. What a format has no field for is in its `extra` or `metadata`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import orjson
 
 from strands_sglang._files import replace_file
@@ -23,7 +25,10 @@ from strands_sglang.ledger.event import Event
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.provider.episode import read_conversations
+from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.tokens import TokenTree, Turn
+from strands_sglang.tokens.turn import Origin
+from strands_sglang.trainers.statuses import STATUS_BY_END
 from strands_sglang.viewer.conversation import TurnItems
 from strands_sglang.viewer.episode import items_of
 
@@ -70,18 +75,24 @@ def write_training_traces(source: Ledger | Path | str, path: Path | str) -> int:
     with replace_file(Path(path)) as temporary, temporary.open("wb") as file:
         for record in _finished(source):
             tree = record.tree()
-            trained = trained_turns(tree)
-            turns = [_training_turn(record, tree, turn, turn.id in trained) for turn in tree.turns if turn.sampled]
+            trained = loss_masks(record, tree)
+            turns = [_training_turn(record, tree, turn, trained.get(turn.id)) for turn in tree.turns if turn.sampled]
             file.write(orjson.dumps({"schema_version": 1, "turns": turns}, option=orjson.OPT_APPEND_NEWLINE))
             lines += 1
     return lines
 
 
-def trained_turns(tree: TokenTree) -> set[int]:
-    """Return the ids of the turns whose sampled tokens are trained."""
-    return {
-        one.turn_ids[number] for one in tree.trajectories() for number in set(one.turns[one.loss_mask == 1].tolist())
-    }
+def loss_masks(record: EpisodeRecord, tree: TokenTree) -> dict[int, npt.NDArray[np.int8]]:
+    """Return the loss mask of the sampled tokens of every turn in which something is trained, by turn id."""
+    found: dict[int, npt.NDArray[np.int8]] = {}
+    if record.dropped or not STATUS_BY_END[EndReason(_end(record)["end_reason"])].trained:
+        return found
+    tree.untrained_versions = record.too_old
+    for one in tree.trajectories():
+        sampled = one.origins == Origin.SAMPLED
+        turns, mask = one.turns[sampled], one.loss_mask[sampled]
+        found |= {one.turn_ids[number]: mask[turns == number] for number in set(turns[mask == 1].tolist())}
+    return found
 
 
 def _finished(source: Ledger | Path | str) -> Iterator[EpisodeRecord]:
@@ -97,13 +108,18 @@ def _prompt_ids(tree: TokenTree, turn: Turn) -> list[int]:
     return ids.tolist()
 
 
-def _reward(record: EpisodeRecord) -> dict[str, Any]:
-    reward = None if record.reward is None else record.reward.data
-    return {"reward": None, "parts": {}} if reward is None else {"reward": reward["value"], "parts": reward["parts"]}
+def _end(record: EpisodeRecord) -> Mapping[str, Any]:
+    return {} if record.end is None else record.end.data
 
 
-def _about(turn: Turn, *, trained: bool) -> dict[str, Any]:
-    """Return what neither format has a field for."""
+def _outcome(record: EpisodeRecord) -> dict[str, Any]:
+    reward = {"value": None, "parts": {}} if record.reward is None else record.reward.data
+    return {"end_reason": _end(record).get("end_reason"), "reward": reward["value"], "parts": reward["parts"]}
+
+
+def _about(turn: Turn, mask: npt.NDArray[np.int8] | None) -> dict[str, Any]:
+    """Return what neither format has a field for; `mask` None: nothing of the turn is trained."""
+    partly = {} if mask is None or mask.all() else {"loss_mask": mask.tolist()}
     return {
         "turn": turn.id,
         "parent": turn.parent,
@@ -113,20 +129,24 @@ def _about(turn: Turn, *, trained: bool) -> dict[str, Any]:
         "finish_reason": turn.finish_reason,
         "join": turn.join.value,
         "weight_versions": [list(span) for span in turn.versions],
-        "trained": trained,
+        "trained": mask is not None,
+        **partly,
     }
 
 
-def _training_turn(record: EpisodeRecord, tree: TokenTree, turn: Turn, trained: bool) -> dict[str, Any]:
+def _training_turn(
+    record: EpisodeRecord, tree: TokenTree, turn: Turn, mask: npt.NDArray[np.int8] | None
+) -> dict[str, Any]:
     prompt, logprobs = _prompt_ids(tree, turn), turn.logprobs.tolist()
     above = [[at, value] for at, value in enumerate(logprobs) if value > 0.0]
-    about = {**_about(turn, trained=trained), **_reward(record), "episode": record.id}
+    about = {**_about(turn, mask), **_outcome(record), "episode": record.id}
+    loss = [0] * len(turn.sampled) if mask is None else mask.tolist()
     return {
         "node_id": f"{record.id}#{turn.id}",
         "prompt_token_ids": prompt,
         "completion_token_ids": turn.sampled.tolist(),
         "per_token_logps": [min(value, 0.0) for value in logprobs],
-        "loss_mask": [0] * len(prompt) + [int(trained)] * len(turn.sampled),
+        "loss_mask": [0] * len(prompt) + loss,
         "response": {"choices": [{"finish_reason": turn.finish_reason}]},
         "metadata": {**about, "rounded_logprobs": above} if above else about,
     }
@@ -138,12 +158,10 @@ class _Document:
     def __init__(self, record: EpisodeRecord, tree: TokenTree, token_ids: bool) -> None:
         self._record, self._tree, self._token_ids = record, tree, token_ids
         self._items = items_of(record, tree)
-        self._trained = trained_turns(tree)
+        self._masks = loss_masks(record, tree)
         self._tools = {str(event.data.get("id")): event for event in record.tools}
         self._written: set[int] = set()
-        end = {} if record.end is None else record.end.data
-        self._end = end
-        self._specs = {one.get("branch"): as_list(one.get("tools")) for one in read_conversations(end)}
+        self._specs = {one.get("branch"): as_list(one.get("tools")) for one in read_conversations(_end(record))}
 
     def build(self) -> dict[str, Any]:
         """Return the document: the main branch, with the others embedded."""
@@ -166,9 +184,8 @@ class _Document:
             root["subagent_trajectories"] = others
         root["extra"] |= {
             "task": self._record.id.rpartition("/")[0],
-            "end_reason": self._end.get("end_reason"),
-            **_reward(self._record),
-            "ended_at": _timestamp(self._end.get("time")),
+            **_outcome(self._record),
+            "ended_at": _timestamp(_end(self._record).get("time")),
         }
         return root
 
@@ -266,7 +283,7 @@ class _Document:
 
     def _agent_step(self, turn: Turn, reply: Sequence[Mapping[str, Any]]) -> _Step:
         step: _Step = {"source": "agent", "message": "", "llm_call_count": 1}
-        step["extra"] = _about(turn, trained=turn.id in self._trained)
+        step["extra"] = _about(turn, self._masks.get(turn.id))
         if (stamp := _timestamp(turn.detail.get("time"))) is not None:
             step["timestamp"] = stamp
         for item in reply:

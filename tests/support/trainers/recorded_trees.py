@@ -21,8 +21,10 @@ from support.trainers.grown_episodes import FILES, grown
 TOOL = {"name": "look", "description": "Look.", "inputSchema": {"json": {"type": "object", "properties": {}}}}
 
 
-def record_trees(directory: Path, count: int, seed: int = 0) -> dict[str, TokenTree]:
-    """Write a run of random episodes; return their trees."""
+def record_trees(
+    directory: Path, count: int, seed: int = 0, *, end_reason: str = "answered", staleness: Any = None
+) -> dict[str, TokenTree]:
+    """Write a run of random episodes; return their trees. `staleness`: what is decided about each; None: nothing."""
     rng, trees = random.Random(seed), dict[str, TokenTree]()
     write_run(directory, {"run": RUN})
     with LedgerWriter(directory) as writer:
@@ -32,12 +34,15 @@ def record_trees(directory: Path, count: int, seed: int = 0) -> dict[str, TokenT
             tree = grown(rng, images=number % 2 > 0)
             id = f"t{number // 2}/{number % 2}"
             trees[id] = tree
-            _write(HashChain(writer.write, id), id, tree, rng)
+            chain = HashChain(writer.write, id)
+            _write(chain, id, tree, rng, end_reason)
+            if staleness is not None:
+                chain.append(EventKind.STALENESS, staleness)
     seal(directory)
     return trees
 
 
-def _write(chain: HashChain, id: str, tree: TokenTree, rng: random.Random) -> None:
+def _write(chain: HashChain, id: str, tree: TokenTree, rng: random.Random, end_reason: str) -> None:
     task, _, sample = id.partition("/")
     content: dict[str, Any] = {"prompt": "question", "answer": None, "data": {}, "id": task}
     chain.append(
@@ -62,7 +67,7 @@ def _write(chain: HashChain, id: str, tree: TokenTree, rng: random.Random) -> No
     chain.append(
         EventKind.END,
         {
-            "end_reason": "answered",
+            "end_reason": end_reason,
             "time": 1_800_000_100.0,
             "failure": None,
             "metrics": {},
