@@ -93,6 +93,23 @@ async def test_commands_and_files(setup: str) -> None:
         await box.execute("true", timeout=0)
 
 
+async def test_files_that_are_many_or_large() -> None:
+    """A listing is not cut like the output of a command, so no file seems to be missing; a hole is not read."""
+    box = sandbox(disk=16 << 20)
+    names = [f"a-file-with-a-long-name-{number:04}" for number in range(1500)]
+    await said(box, "mkdir many; cd many; for n in $(seq -w 0 1499); do : > a-file-with-a-long-name-$n; done")
+    assert sorted(one.name for one in await box.list_files("many")) == names
+    assert "bytes left out" in await said(box, "ls many")
+    await said(box, "rm -r many; echo mine > .command; truncate -s 30M hole")
+    await box.write_file("data", bytes(200_000))  # in a command that is too long for an argument
+    room = box.limits.disk - (1 << 20)
+    await said(box, f"yes 2>/dev/null | head -c {room} > full")
+    assert await box.read_file("full") == b"y\n" * (room // 2)
+    with pytest.raises(FileNotFoundError, match="bytes of output"):
+        await box.read_file("hole")
+    assert await box.read_text(".command") == "mine\n"
+
+
 async def test_each_sandbox_has_its_own_files() -> None:
     one, other = sandbox(), sandbox()
     await one.write_text("mine", "1")
@@ -270,6 +287,25 @@ async def test_tools_of_the_sdk_in_a_rollout(tmp_path: Path) -> None:
         [resumed] = await run(build, [TASK], again, folder, rerun_tools=rerun)
         assert resumed.end_reason is EndReason.ANSWERED and text in resumed.text, resumed.text
         assert_proved(folder)
+
+
+async def test_files_end_with_the_episode(tmp_path: Path) -> None:
+    """They hold a descriptor, and an agent is destroyed late: a run collects garbage rarely. Shared files are kept."""
+    boxes: list[ShellSandbox] = []
+
+    def build(task: Task, model: SGLangModel) -> Any:
+        boxes.append(ShellSandbox())
+        return plain(model, tools=[], sandbox=boxes[-1])
+
+    tasks = [Task("go", id=f"t{number}") for number in range(3)]
+    episodes = await run(build, tasks, PromptEngine(script), tmp_path / "run")
+    assert all("420" in one.text for one in episodes) and len(boxes) == 3
+    assert [one._files for one in boxes] == [None] * 3
+    shared = ShellSandbox()
+    await asyncio.gather(*(run(agent_in(shared), [task], PromptEngine(script)) for task in tasks))
+    assert shared._files is not None
+    await shared.close()
+    assert (await said(shared, "ls")) == ""
 
 
 async def test_lost_sandbox_in_a_rollout(tmp_path: Path) -> None:

@@ -53,8 +53,7 @@ def main(command: str, directory: str, variables: "dict[str, str]", before: int,
         pass  # it is there
     shell, stdin = ["/bin/sh", "-c", command], null
     if len(command) > 30_000:  # the kernel's limit of one argument is 128 KiB; a character has up to four bytes
-        stdin = posix.open(".command", posix.O_RDWR | posix.O_CREAT | posix.O_CLOEXEC, 0o600)
-        posix.unlink(".command")
+        stdin = posix.open(".", posix.O_RDWR | posix.O_TMPFILE | posix.O_CLOEXEC, 0o600)
         rest = command.encode("utf-8", "replace")
         while rest:
             rest = rest[posix.write(stdin, rest) :]

@@ -18,8 +18,8 @@ import shlex
 import tempfile
 import threading
 import weakref
-from collections.abc import AsyncGenerator
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from typing import IO, Any
 
 from strands.sandbox.errors import SandboxTimeoutError
 from strands.sandbox.posix_shell import PosixShellSandbox, validate_env_keys
-from strands.sandbox.types import ExecutionResult, StreamChunk
+from strands.sandbox.types import ExecutionResult, FileInfo, StreamChunk
 from strands.types.tools import AgentTool
 
 from strands_sglang._checks import check_number
@@ -111,21 +111,19 @@ class ShellSandbox(PosixShellSandbox):
             SandboxTimeoutError: The command did not end in time.
             SandboxUnavailableError: The machine failed and not the command.
         """
-        result = await self._run(command, self.limits, timeout, cwd, env)
-        if result.stdout:
-            yield StreamChunk(result.stdout, "stdout")
-        if result.stderr:
-            yield StreamChunk(result.stderr, "stderr")
-        yield ExecutionResult(result.status or 0, result.stdout, result.stderr)
+        for part in await self._run(command, self.limits, timeout, cwd, env):
+            yield part
 
     async def read_file(self, path: str, **kwargs: Any) -> bytes:
-        """Return a file, read inside the sandbox."""
-        room = 2 * self.limits.disk  # base64 and its line breaks
-        whole = replace(self.limits, output=2 * room, flood=2 * room)
-        result = await self._run(f"base64 < {shlex.quote(path)}", whole)
-        if result.status != 0:
+        """Return a file, read inside the sandbox; FileNotFoundError also if holes make it larger than all files."""
+        result = await _Whole(self).execute(f"base64 < {shlex.quote(path)}")
+        if result.exit_code != 0:
             raise FileNotFoundError(result.stderr or f"{path} cannot be read")
         return base64.b64decode(result.stdout)
+
+    async def list_files(self, path: str, **kwargs: Any) -> list[FileInfo]:
+        """Return the entries of a directory: all of them, also if a command could not show so many."""
+        return await _Whole(self).list_files(path)
 
     def get_tools(self) -> list[AgentTool]:
         """Return the tools `shell` and `file_editor` of the Strands SDK, for this sandbox."""
@@ -134,6 +132,23 @@ class ShellSandbox(PosixShellSandbox):
 
         return [make_shell(sandbox=self), make_file_editor(sandbox=self)]
 
+    async def close(self) -> None:
+        """Delete the files. A rollout does it when the episode ends, for the sandbox of its agent."""
+        async with self._alone():
+            if self._files is not None:
+                self._files.close()
+                self._files = None
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """Wait for the calls that were made before."""
+        while not self._turn.acquire(blocking=False):  # noqa: ASYNC110 - callers may be on different event loops
+            await asyncio.sleep(_POLL_SECONDS)
+        try:
+            yield
+        finally:
+            self._turn.release()
+
     async def _run(
         self,
         command: str,
@@ -141,15 +156,13 @@ class ShellSandbox(PosixShellSandbox):
         timeout: float | None = None,
         cwd: str | None = None,
         env: dict[str, str] | None = None,
-    ) -> SandboxResult:
-        """Run a command on the files, one after the other, as soon as a slot is free."""
+    ) -> list[StreamChunk | ExecutionResult]:
+        """Run a command on the files, one after the other, as soon as a slot is free; return what its stream has."""
         validate_env_keys(env or {})
         check_number("timeout", timeout, finite=True)
         limits = replace(limits, seconds=min(limits.seconds, timeout or limits.seconds))
         slots = _slots.setdefault(asyncio.get_running_loop(), Slots(_AT_ONCE))
-        while not self._turn.acquire(blocking=False):  # noqa: ASYNC110 - callers may be on different event loops
-            await asyncio.sleep(_POLL_SECONDS)
-        try:
+        async with self._alone():
             if not slots.take():
                 await slots.wait()
             try:
@@ -160,11 +173,12 @@ class ShellSandbox(PosixShellSandbox):
                 raise machine_failure(error, self._program) from error
             finally:
                 slots.release()
-        finally:
-            self._turn.release()
         if result.end_reason is SandboxEndReason.TIMED_OUT:
             raise SandboxTimeoutError(limits.seconds, result.stdout, result.stderr)
-        return result
+        parts: list[StreamChunk | ExecutionResult] = []
+        parts += [StreamChunk(result.stdout, "stdout")] if result.stdout else []
+        parts += [StreamChunk(result.stderr, "stderr")] if result.stderr else []
+        return [*parts, ExecutionResult(result.status or 0, result.stdout, result.stderr)]
 
     async def _call(self, command: str, limits: SandboxLimits, cwd: str, env: dict[str, str]) -> SandboxResult:
         """Run a command on the files of now, and keep those that it leaves."""
@@ -191,3 +205,19 @@ class ShellSandbox(PosixShellSandbox):
         note = result.note if result.status is None else "ended: the command ended its own sandbox"
         whole = f"{result.stderr}\n[{note}; the files are those from before]".lstrip("\n")
         return replace(result, status=_KILLED, stderr=whole)
+
+
+class _Whole(PosixShellSandbox):
+    """The same sandbox for the commands of its own methods: what they print is not cut."""
+
+    def __init__(self, box: ShellSandbox) -> None:
+        self._box = box
+
+    async def execute_streaming(
+        self, command: str, **options: Any
+    ) -> AsyncGenerator[StreamChunk | ExecutionResult, None]:
+        limits = self._box.limits
+        room = max(limits.flood, limits.disk * 7 // 5)  # all files as base64, with its line breaks
+        limits = replace(limits, output=2 * room, flood=room)
+        for part in await self._box._run(command, limits, **options):
+            yield part

@@ -1,10 +1,11 @@
 """What was opened for an episode, or for all episodes of a worker, and has to be closed: `Opened`.
 
 A Strands agent may hold tool providers, such as MCP clients, which start threads and processes. The SDK stops them when
-the agent is destroyed, whenever that is and on whatever thread. `close_with` has them stopped when the episode ends.
+the agent is destroyed, whenever that is and on whatever thread. `close_with` has them stopped when the episode ends,
+and has the files of the agent's `ShellSandbox` deleted.
 
 Invariant: everything is closed once, in no particular order, and off the event loop; a failure to close one thing is
-logged and keeps nothing else open. A provider that several episodes use is left to its owner.
+logged and keeps nothing else open. What several episodes use is left to its owner.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import finalize
 
 from strands_sglang._strands_compat.tool_servers import providers_of
+from strands_sglang.tools.shell_sandbox import ShellSandbox
 
 logger = logging.getLogger(__name__)
 
-_first_users: WeakKeyDictionary[Any, object] = WeakKeyDictionary()
-"""The first episode of this process that used a provider, as its `Opened.episode`; None: several did."""
+_first_users: dict[int, object] = {}
+"""By the id of a thing that lives, which need not be hashable: the first episode of this process that used it, as its
+`Opened.episode`; None: several did."""
 
 
 class Opened:
@@ -49,15 +52,33 @@ class Opened:
 
 
 def close_with(opened: Opened, agent: Any) -> None:
-    """Register the tool providers of an agent; may be called any number of times."""
-    providers = providers_of(agent)
+    """Register the tool providers and the `ShellSandbox` of an agent; may be called any number of times."""
+    providers, sandbox = providers_of(agent), getattr(agent, "sandbox", None)
     for provider in providers:
-        if _first_users.setdefault(provider, opened.episode) is not opened.episode:
-            _first_users[provider] = None
+        _use(provider, opened.episode)
     if providers:
         opened.add(agent, partial(_release, agent))
+    if isinstance(sandbox, ShellSandbox):
+        _use(sandbox, opened.episode)
+        opened.add(sandbox, partial(_delete_files, sandbox))
+
+
+def _use(thing: Any, episode: object) -> None:
+    if id(thing) not in _first_users:
+        finalize(thing, _first_users.pop, id(thing), None)
+    if _first_users.setdefault(id(thing), episode) is not episode:
+        _first_users[id(thing)] = None
+
+
+def _is_shared(thing: Any) -> bool:
+    return _first_users.get(id(thing)) is None
 
 
 async def _release(agent: Any) -> None:
-    if all(_first_users.get(provider) is not None for provider in providers_of(agent)):
+    if not any(map(_is_shared, providers_of(agent))):
         await asyncio.to_thread(agent.cleanup)  # waits for threads to end
+
+
+async def _delete_files(sandbox: ShellSandbox) -> None:
+    if not _is_shared(sandbox):
+        await sandbox.close()
