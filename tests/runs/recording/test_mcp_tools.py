@@ -6,6 +6,7 @@ import asyncio
 import pickle
 import re
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from strands.tools.mcp import MCPClient
 from strands.types.exceptions import EventLoopException
 
 from strands_sglang import SGLangModel
-from strands_sglang.errors import ConfigurationError, ToolUnavailableError
+from strands_sglang.errors import CallCancelledError, ConfigurationError, ToolUnavailableError
 from strands_sglang.ledger.event import EventKind
 from strands_sglang.runs import EndReason, Limits, MCPTools, ReplayVerdict, Task, replay
+from strands_sglang.runs.recording import mcp_tools
+from strands_sglang.runs.recording.tool_recorder import current_tool_recorder
 from support.mcp_process import Http, McpServer, client_threads, open_descriptors, stdio, until
 from support.rollout.agent_kinds import plain
 from support.rollout.scripts import (
@@ -157,16 +160,74 @@ async def test_slow_tool_of_a_server_that_answers_is_no_outage(server: McpServer
     assert (one.end_reason, one.text) == (EndReason.ANSWERED, "the end wait did not answer within 8 seconds")
 
 
-async def test_mistake_in_the_users_function_is_no_result(server: McpServer) -> None:
-    tools, engine = MCPTools(server.connect), PromptEngine(calling(SUM))
+def reconnecting(tools: MCPTools, connect: Any) -> Any:
+    """Return a build function whose agents find the connection closed, and open it again by `connect`."""
 
     async def build(task: Task, model: SGLangModel) -> Agent:
         loaded = await tools.load()
         await tools.close()
-        tools._connect = no_server
+        tools._connect = connect
         return plain(model, tools=loaded)
 
-    [one] = await run(build, TASKS[:1], engine)
+    return build
+
+
+async def test_wait_for_a_connection_is_not_the_tools_time(server: McpServer) -> None:
+    """Nor the episode's: the clocks of both stand still."""
+    stopped: list[list[bool]] = []
+
+    async def build(task: Task, model: SGLangModel) -> Agent:
+        episode = current_tool_recorder.get()
+        assert episode is not None
+        recorder = episode.recorder
+
+        def connect() -> MCPClient:
+            stopped.append([clock.stopped for clock in (recorder.clock, *recorder._tool_clocks.values())])
+            return server.connect()
+
+        built: Agent = await reconnecting(MCPTools(server.connect), connect)(task, model)
+        return built
+
+    [one] = await run(build, TASKS[:1], PromptEngine(calling(SUM)), limits=Limits(tool_timeout=120.0))
+    assert (one.end_reason, one.text) == (EndReason.ANSWERED, "the end 10455"), one.failure
+    assert stopped == [[True, True]]
+
+
+async def test_wait_for_a_connection_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if the user's function does not."""
+    free = threading.Event()
+
+    def never() -> MCPClient:
+        free.wait()
+        raise AssertionError("too late")
+
+    monkeypatch.setattr(mcp_tools, "LONGEST_SILENCE", 0.1)
+    with pytest.raises(ToolUnavailableError, match=r"it was not ready after 0\.1 seconds"):
+        await MCPTools(never).load()
+    free.set()
+
+
+async def test_nothing_is_opened_after_the_episode(server: McpServer) -> None:
+    tools, late = MCPTools(server.connect, scope="episode"), list[object]()
+
+    async def build(task: Task, model: SGLangModel) -> Agent:
+        await tools.load()
+        episode = current_tool_recorder.get()
+        assert episode is not None
+        waiting = asyncio.ensure_future(tools.call("count", {"toolUseId": "1", "name": "count", "input": {}}, {}))
+        await asyncio.sleep(0)  # it waits for the connection, which is closed with the episode
+        tools._of_episodes.pop(episode.recorder).result().drop()
+        episode.recorder.close()
+        late.extend(await asyncio.gather(waiting, return_exceptions=True))
+        assert not tools._of_episodes
+        return plain(model, tools=[])
+
+    await run(build, TASKS[:1], PromptEngine(calling(SUM)))
+    assert isinstance(late[0], CallCancelledError), late
+
+
+async def test_mistake_in_the_users_function_is_no_result(server: McpServer) -> None:
+    [one] = await run(reconnecting(MCPTools(server.connect), no_server), TASKS[:1], PromptEngine(calling(SUM)))
     assert one.end_reason is EndReason.TOOL_UNAVAILABLE and "AssertionError: nothing may connect" in str(one.failure)
 
 

@@ -138,11 +138,13 @@ class _Call:
 
 
 @contextmanager
-def report_call(clocks: Sequence[EpisodeClock]) -> Iterator[None]:
-    """Report the engine call made in this `with` block to all clocks."""
+def report_call(clocks: Sequence[EpisodeClock], *, stopped: bool = False) -> Iterator[None]:
+    """Report the call made in this `with` block to all clocks; `stopped`: none of it is counted."""
     call = _Call(clocks)
     for clock in clocks:
         clock.start_call(call)
+    if stopped:
+        call.failed(time.monotonic())
     token = outages.set(call)
     try:
         yield

@@ -16,7 +16,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -30,6 +30,7 @@ from strands_sglang._checks import check_number
 from strands_sglang._strands_compat.tool_servers import answered, watch_errors
 from strands_sglang.errors import CallCancelledError, ConfigurationError, ToolUnavailableError
 from strands_sglang.ledger.event import EventKind, ToolListData
+from strands_sglang.runs.recording.clock import LONGEST_SILENCE
 from strands_sglang.runs.recording.recorder import within
 from strands_sglang.runs.recording.tool_recorder import ToolRecorder, current_tool_recorder
 
@@ -207,11 +208,13 @@ class MCPTools:
     @asynccontextmanager
     async def _connection(self, episode: ToolRecorder | None) -> AsyncIterator[_Connection]:
         """Use the connection of an episode, or of this process; an outage in the `with` block drops it."""
-        if episode is not None:
-            episode.recorder.check_open()  # what runs on after its episode opens nothing that nobody would close
-        connection = None
-        while connection is None or not connection.begin_call():  # another call may have dropped it
-            connection = await asyncio.wrap_future(self._opened(None if episode is None else episode.recorder))
+        recorder, connection = None if episode is None else episode.recorder, None
+        # The limits of an episode and of its tool calls are for what a server does, not for the wait for one.
+        with nullcontext() if recorder is None else recorder.reporting(stopped=True):
+            while connection is None or not connection.begin_call():  # another call may have dropped it
+                if recorder is not None:
+                    recorder.check_open()  # what runs on after its episode opens nothing that nobody would close
+                connection = await self._soon(self._opened(recorder))
         try:
             yield connection
         except ToolUnavailableError:
@@ -220,6 +223,14 @@ class MCPTools:
             raise
         finally:
             connection.end_call()
+
+    async def _soon(self, opening: Future[_Connection]) -> _Connection:
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(opening), LONGEST_SILENCE)
+        except asyncio.TimeoutError:
+            raise ToolUnavailableError(
+                f"the MCP server {self.name!r} cannot be reached: it was not ready after {LONGEST_SILENCE:g} seconds"
+            ) from None
 
     def _opened(self, recorder: Any) -> Future[_Connection]:
         """Return the open connection, or one that is being opened."""

@@ -371,10 +371,13 @@ class EpisodeRecorder(EventLog):
             raise self.replay_log.ended_error()
         return tools
 
-    def reporting(self) -> AbstractContextManager[None]:
-        """Report a call that is made in this `with` block to the clocks of the episode and of its tool calls."""
+    def reporting(self, *, stopped: bool = False) -> AbstractContextManager[None]:
+        """Report a call that is made in this `with` block to the clocks of the episode and of its tool calls.
+
+        `stopped`: they stand still until it ends.
+        """
         clocks = self._tool_clocks
-        return report_call([self.clock, *(clocks[call] for call in within.get() if call in clocks)])
+        return report_call([self.clock, *(clocks[call] for call in within.get() if call in clocks)], stopped=stopped)
 
     def check_open(self, *, new_call: bool = False) -> None:
         """Raise CallCancelledError if the episode has ended, or a tool call that this context runs inside."""
