@@ -27,17 +27,40 @@ def before() -> Attributes:
     return attributes()
 
 
-def test_importing_the_package_and_making_a_model_change_nothing() -> None:
+def test_importing_the_package_and_making_objects_change_nothing() -> None:
+    """Every module that leans on the SDK, and everything that may wrap or watch an object of it."""
     program = """if True:
+        import importlib, pkgutil
         import strands, strands.multiagent, strands.agent.agent, strands.middleware, strands.hooks
+        import strands.event_loop.streaming, strands.sandbox.posix_shell, strands.tools.mcp
+        import strands.vended_tools.file_editor, strands.vended_tools.shell
         from support.strands_snapshot import attributes, changes
+        from strands.tools.mcp import MCPClient
+        client = MCPClient(url="http://127.0.0.1:9/mcp")  # the SDK notes that it made its first one
         before = attributes()
-        import strands_sglang, strands_sglang.runs.workers.local, strands_sglang.cli.main
+        import strands_sglang, strands_sglang.runs.workers.local, strands_sglang.cli.main, strands_sglang.gateway
         for name in strands_sglang.__all__:
             getattr(strands_sglang, name)
+        for package in (strands_sglang._strands_compat, strands_sglang.runs.recording, strands_sglang.gateway):
+            for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+                importlib.import_module(module.name)
         assert not changes(before), changes(before)
         from support.provider.agents import scripted_model
-        scripted_model(["hi"])
+        model, _ = scripted_model(["hi"])
+        assert not changes(before), changes(before)
+        from strands import Agent
+        from strands_sglang._strands_compat.tool_servers import watch_errors
+        from strands_sglang.gateway.session import Session
+        from strands_sglang.provider.episode import EpisodeTokens
+        from strands_sglang.runs import MCPTools
+        from strands_sglang.runs.recording.opened import Opened, close_with
+        from strands_sglang.tools import shell_sandbox
+        watch_errors(client)
+        MCPTools(lambda: client)
+        box = shell_sandbox.ShellSandbox()
+        box.get_tools()
+        close_with(Opened(), Agent(model=model, sandbox=box, callback_handler=None))
+        Session(model, EpisodeTokens("t/0"), models={"user": model})
         assert not changes(before), changes(before)
         """
     folder = Path(__file__).parents[1]
