@@ -73,6 +73,13 @@ def test_decision_that_follows_is_proved(changed: dict[str, Any]) -> None:
         ({"age": "4"}, FindingKind.FORM, "limit and age must be ints"),
         ({"ages": [["3", 2.5]]}, FindingKind.FORM, "ages must be a list of a version and its age each"),
         ({"ages": None}, FindingKind.FORM, "ages must be a list"),
+        ({"ages": [["3", 2], ["3", 0], ["5", 0], [None, None]]}, FindingKind.FORM, "its age each, none twice"),
+        (
+            {"ages": [["3", 2], ["5", 0], [None, None], ["v4", None]]},
+            FindingKind.STALENESS,
+            "numbers, but 'v4' is none",
+        ),
+        ({"current": "9" * 5000}, FindingKind.STALENESS, "versions are ordered as numbers, but '999"),
         ({"action": "burn"}, FindingKind.FORM, "action, decision or current is wrong: 'burn'"),
         ({"decision": None}, FindingKind.FORM, "action, decision or current is wrong"),
     ],

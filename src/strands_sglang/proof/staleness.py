@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _DECISIONS = {"drop": ("kept", "dropped"), "retry": ("kept", "retried", "dropped"), "mask": ("kept", "masked")}
 """By action: the decisions that are possible, first the one if nothing is too old."""
+_NO_NUMBER = (None, "default")
+_MAX_DIGITS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,11 @@ class StalenessFacts:
         """Yield how the event contradicts itself or the weight versions of the episode's turns (`used`)."""
         if missing := [name for name in used if name not in self.ages]:
             yield f"tokens were sampled by the weights {missing[0]!r:.50}, whose age is not stated"
+        strange = [name for name in (*self.ages, self.current) if not _has_place(name) and name not in _NO_NUMBER]
+        if self.numbered and strange:
+            yield f"versions are ordered as numbers, but {strange[0]!r:.50} is none"
         for name, age in self.ages.items():
-            if self.numbered and age != (expected := self._recomputed(name)):
+            if self.numbered and not strange and age != (expected := self._recomputed(name)):
                 yield f"the age of the weights {name!r:.50} is {age}, but {expected} follows from {self.current!r:.50}"
         oldest = max((age for age in self.ages.values() if age is not None), default=None)
         if oldest is not None and (self.age is None or self.age < oldest):
@@ -72,10 +77,14 @@ class StalenessFacts:
             yield f"with a token of age {measured} and a limit of {self.limit}, it cannot be {self.decision!r:.50}"
 
     def _recomputed(self, version: str | None) -> int | None:
-        place, now = (None if name in (None, "default") else name for name in (version, self.current))
-        if place is None or now is None or not (place.isdecimal() and now.isdecimal()):
+        if version in _NO_NUMBER or self.current in _NO_NUMBER:
             return None
-        return max(int(now) - int(place), 0)
+        return max(int(str(self.current)) - int(str(version)), 0)
+
+
+def _has_place(version: str | None) -> bool:
+    """Return whether a version is a decimal number, of a length that Python reads."""
+    return version is not None and version.isascii() and version.isdecimal() and len(version) <= _MAX_DIGITS
 
 
 def read_staleness(event: Event) -> StalenessFacts:
@@ -84,8 +93,8 @@ def read_staleness(event: Event) -> StalenessFacts:
     limit, age, ages = data.get("limit"), data.get("age"), data.get("ages")
     if type(limit) is not int or limit < 0 or not _is_age(age):
         raise LedgerError(f"limit and age must be ints of at least 0, got {limit!r:.50} and {age!r:.50}")
-    if not isinstance(ages, list) or not all(_is_pair(one) for one in ages):
-        raise LedgerError(f"ages must be a list of a version and its age each, got {ages!r:.200}")
+    if not isinstance(ages, list) or not all(_is_pair(one) for one in ages) or len(dict(ages)) < len(ages):
+        raise LedgerError(f"ages must be a list of a version and its age each, none twice, got {ages!r:.200}")
     action, decision, current = data.get("action"), data.get("decision"), data.get("current")
     if action not in _DECISIONS or not isinstance(decision, str) or not isinstance(current, str | None):
         raise LedgerError(f"action, decision or current is wrong: {action!r:.50}, {decision!r:.50}, {current!r:.50}")
