@@ -91,6 +91,13 @@ async def test_dead_worker_is_returned_as_failure() -> None:
             assert await client.control.open_requests() == {one.url: 3}
 
 
+async def test_weight_version_of_every_worker_that_answers() -> None:
+    with worker() as one, worker(**{"/model_info": {"model_path": "m"}}) as two:
+        with router(one.url, two.url, "http://127.0.0.1:9") as front:
+            async with SGLangClient(front.url) as client:
+                assert await client.control.weight_versions() == {one.url: "3", two.url: None}
+
+
 async def test_generation_continues_if_update_fails() -> None:
     failing = {"/update_weights_from_disk": (400, {"success": False, "message": "no such folder"})}
     with worker(**failing) as server:

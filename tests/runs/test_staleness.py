@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strands import tool
 
+from strands_sglang import SGLangClient
 from strands_sglang.engine import Generation
+from strands_sglang.engine.control import EngineControl
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.ledger.event import EventKind
 from strands_sglang.ledger.reader import Ledger
@@ -21,13 +23,16 @@ from strands_sglang.proof.finding import FindingKind
 from strands_sglang.proof.verify import verify
 from strands_sglang.runs import EndReason, Episode, MaxStaleness, RunResult, Task, controller
 from strands_sglang.runs.episode import EpisodeMetrics, StalenessDecision
+from strands_sglang.runs.groups import GroupCollector, GroupFilters
 from strands_sglang.runs.staleness import StalenessGate
+from strands_sglang.runs.stop_criteria import StopCriteria
 from strands_sglang.tokens import VersionSpan
 from strands_sglang.trainers.exports import padded_batch
 from strands_sglang.trainers.rows import branches_of, rows
 from support.ledger.episodes import Recorder
 from support.proof.in_memory import verify_events
 from support.rollout.agent_kinds import build, plain
+from support.rollout.finished import finished
 from support.rollout.scripts import PromptEngine, asked, run, steps
 from support.scripted_engine import Answer, EngineCall, Reply
 
@@ -61,6 +66,16 @@ def test_order_may_be_a_function_or_a_list_that_grows() -> None:
     assert MaxStaleness(1, order=["default", "1"]).age("default", "1") == 1
 
 
+def test_adapters_have_an_age_only_by_an_order_of_the_user() -> None:
+    with pytest.raises(ConfigurationError, match=r"is no decimal number.* and current=, because the engine does not"):
+        MaxStaleness(1).age("7+lora:policy-v3", "7")
+    rule = MaxStaleness(1, order=lambda name: int(name.rpartition("-v")[2]))
+    assert rule.age("default+lora:policy-v9", "default+lora:policy-v11") == 2
+    assert rule.age("default+lora:policy-v9", None) is None  # no worker answered yet
+    with pytest.raises(ConfigurationError, match="must know the current adapter to tell the age of 'default"):
+        rule.age("default+lora:policy-v9", "default")
+
+
 @pytest.mark.parametrize("given_", [-1, 1.5, True, {"limit": 1, "action": "burn"}, {"limit": 1, "order": "abc"}])
 def test_invalid_rules_are_refused(given_: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"max_staleness|MaxStaleness\.(action|order)"):
@@ -70,6 +85,29 @@ def test_invalid_rules_are_refused(given_: Any) -> None:
 async def test_rule_needs_to_know_the_current_version() -> None:
     with pytest.raises(ConfigurationError, match=r"a PromptEngine does not\s+report: pass MaxStaleness"):
         await run(build, [Task("one")], PromptEngine(steps(1)), max_staleness=1)
+
+
+async def test_current_version_is_the_oldest_that_a_worker_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strands_sglang.runs.staleness._KNOWN_SECONDS", -1.0)
+    reported: dict[str, str | None] = {}
+
+    async def versions(control: Any) -> dict[str, str | None]:
+        return reported
+
+    monkeypatch.setattr(EngineControl, "weight_versions", versions)
+    async with SGLangClient("http://127.0.0.1:9") as client:
+        gate = StalenessGate(MaxStaleness(1), client)
+        assert await gate.current() is None
+        reported = {"one": "default", "two": None}
+        assert await gate.current() == "default"
+        reported = {"one": "10", "two": "9"}
+        assert await gate.current() == "9"
+        reported = {"one": "default", "two": "12", "three": None}  # two restarted with the weights of their start
+        assert await gate.current() == "12"
+        reported = {"one": "default"}
+        assert await gate.current() == "12"
+        reported = {}
+        assert await gate.current() == "12"
 
 
 # --- any versions -------------------------------------------------------------------------------------------------
@@ -312,6 +350,28 @@ async def test_running_episodes_that_are_too_old_are_stopped(tmp_path: Path, mon
     for one in stopped:
         kinds = [event.kind for event in Ledger(tmp_path).episode(one.id).events]
         assert kinds[-2:] == [EventKind.END, EventKind.STALENESS]
+
+
+async def test_late_episodes_that_are_not_needed_do_not_make_a_group_too_old() -> None:
+    engine: Any = NoServer()
+    gate = StalenessGate(MaxStaleness(1, current=lambda: "9"), engine)
+    stopped: list[str] = []
+    collector = GroupCollector(StopCriteria(samples=2), GroupFilters(), lambda task: stopped.append(task.id), gate)
+    for task in tasks(2):
+        collector.expect(task, 4)
+        collector.sampled(task.id, 3, ["2"])  # still running
+        collector.sampled(task.id, 2, ["2", "9"])
+        collector.discard_lost("9")
+        assert stopped == []  # the other two may still complete the group
+    for sample in range(2):
+        await collector.add(finished(tasks(1)[0], sample, 1.0, version="9"))
+    (group,) = collector.groups(True)
+    assert [one.staleness and (one.staleness.decision.value, one.staleness.age) for one in group.episodes] == [
+        ("kept", 0)
+    ] * 2
+    collector.sampled("t1", 0, ["7"])
+    collector.discard_lost("9")
+    assert (collector.kept, collector.stale, stopped) == (1, 1, ["t0", "t1"])
 
 
 async def test_error_of_the_order_ends_the_run() -> None:

@@ -128,8 +128,8 @@ class _GroupState:
     kept: bool = False
     first: int = 0
     """Number of the first sample; above 0 if the task is run again because its group became too old."""
-    versions: set[str | None] = field(default_factory=set)
-    """Weight versions of the tokens that its episodes sampled so far."""
+    versions: dict[int, set[str | None]] = field(default_factory=dict)
+    """Weight versions of the tokens that its episodes sampled so far, by sample number."""
 
 
 @dataclass(slots=True)
@@ -211,30 +211,39 @@ class GroupCollector:
         """Register the weight versions of tokens of an episode that is running or has ended."""
         entry = self.by_task[task]
         if not entry.complete and sample >= entry.first:
-            entry.versions.update(versions)
+            entry.versions.setdefault(sample, set()).update(versions)
             self._open[task] = entry
 
     def discard_lost(self, current: str | None) -> None:
         """Drop the groups that are not complete and too old already, and stop their running episodes."""
         if self.gate is None or not self.gate.rule.stops_running:
             return
-        stale = self.gate.rule.stale
         # A group that is complete already is just being decided.
-        for entry in [one for one in self._open.values() if not one.complete and stale(one.versions, current)]:
+        for entry in [one for one in self._open.values() if not one.complete and self._is_lost(one, current)]:
             # Nothing is awaited from here on: the run does not end before the task is run again.
             entry.complete = True
             self.left_over.extend(entry.failed)
             self.on_complete(entry.group.task)
             self.dropped += 1
-            self._is_fresh(entry, current)
+            self._is_fresh(entry, current, others=set().union(*entry.versions.values()))
 
-    def _is_fresh(self, entry: _GroupState, current: str | None) -> bool:
-        """Return whether a complete group may be trained; if not, its task may be run again."""
+    def _is_lost(self, entry: _GroupState, current: str | None) -> bool:
+        """Return whether a group has an episode that is too old, or cannot be complete without one."""
+        assert self.gate is not None
+        rule, ended = self.gate.rule, {one.sample for one in entry.group.episodes}
+        old = {sample for sample, versions in entry.versions.items() if rule.stale(versions, current)}
+        return not old.isdisjoint(ended) or entry.expected - len(old) < self.stop_criteria.needed(entry.expected)
+
+    def _is_fresh(self, entry: _GroupState, current: str | None, others: Iterable[str | None] = ()) -> bool:
+        """Return whether a complete group may be trained; if not, its task may be run again.
+
+        `others`: weight versions of episodes that are not in the group.
+        """
         assert self.gate is not None
         task, attempt = entry.group.task, entry.first // entry.expected
         self._open.pop(task.id, None)
         retry = attempt < self.gate.rule.retries and not self.enough
-        decided = self.gate.decide(entry.group.episodes, current, retry=retry, others=entry.versions)
+        decided = self.gate.decide(entry.group.episodes, current, retry=retry, others=others)
         if not decided.dropped:
             return True
         self.stale += 1

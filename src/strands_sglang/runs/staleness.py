@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 
 from strands_sglang._checks import check_int, chosen
 from strands_sglang.engine import TokenEngine, is_server
+from strands_sglang.engine.adapters import MARK
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.ledger.encoding import HashChain
 from strands_sglang.ledger.event import EventKind, StalenessData
@@ -62,7 +63,8 @@ class MaxStaleness:
     """Position of a version: a function, or all versions, oldest first. None: versions are decimal numbers. A list may
     grow while it is used. The versions None and "default" have no age and are never too old."""
     current: CurrentVersion | None = None
-    """Returns the current version, plain or async. None: the oldest that a worker of the engine reports."""
+    """Returns the current version, plain or async. None: the oldest that a worker of the engine reports. An engine does
+    not report adapters: needed if they are trained."""
     retries: int = 3
     """How often a task may be run again with `action="retry"`; then its group is dropped."""
     stop_running: bool = True
@@ -110,11 +112,22 @@ class MaxStaleness:
         raise ConfigurationError(
             f"max_staleness must know the order of weight versions, and {version!r} is no decimal number: pass "
             "MaxStaleness(..., order=) with a function that returns the position of a version, or a list of all"
+            + (", and current=, because the engine does not report adapters" if MARK in version else "")
         )
 
     def age(self, version: str | None, current: str | None) -> int | None:
-        """Return the number of updates between a version and the current one; None if one of the two has no place."""
+        """Return the number of updates between a version and the current one; None if one of the two has no place.
+
+        Raises:
+            ConfigurationError: The order does not know one of them, or an adapter's tokens are compared with `default`.
+        """
         place, now = self.position(version), self.position(current)
+        if place is not None and now is None and current is not None and MARK in str(version):
+            raise ConfigurationError(
+                f"max_staleness must know the current adapter to tell the age of {version!r}, got {current!r}, the "
+                "version of the base weights: pass MaxStaleness(..., current=) with a function that returns a version "
+                "with the adapter"
+            )
         return None if place is None or now is None else max(now - place, 0)
 
     def stale(self, versions: Iterable[str | None], current: str | None) -> bool:
@@ -153,8 +166,10 @@ class StalenessGate:
             version: str | None = await given if inspect.isawaitable(given) else given
             return version
         if is_server(self.client) and time.monotonic() - self._known_at > _KNOWN_SECONDS:
-            versions = set((await self.client.control.weight_versions()).values())
-            self._known = min(versions, key=lambda one: self.rule.position(one) or 0) if versions else self._known
+            versions = (await self.client.control.weight_versions()).values()
+            # A worker that restarted reports no place in the order; the others still do, or did before.
+            places = {one: place for one in versions if (place := self.rule.position(one)) is not None}
+            self._known = min(places, key=places.__getitem__, default=self._known or next(iter(versions), None))
             self._known_at = time.monotonic()
         return self._known
 
