@@ -260,6 +260,9 @@ def test_tokens_of_the_last_updates_may_be_trained(weights: Weights, tmp_path: P
             assert len({one.episode.sample // 2 for one in func.last.completions}) == 1
             batch = batch_of(func.last.completions, pad=0, longest=None)
         assert [any(mask) for mask in batch["env_mask"]] == [limit == 2] * 3
+        weights.samples_from = "default"  # a worker that restarted with the weights it was started with
+        with pytest.raises(EngineError, match=r"sampled by the weights '2', got \['default'\]"):
+            func(prompts(0), train)
         weights.samples_from = "never heard of"  # another process gave the engine these: older than all
         with pytest.raises(EngineError, match="another process updates this engine"):
             func(prompts(0), train)

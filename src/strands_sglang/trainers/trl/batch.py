@@ -52,8 +52,8 @@ class Completion:
     def of(cls, episode: Episode, version: str | None = None) -> Completion:
         """Return the completion of an episode.
 
-        It is not trained if its tokens are too old; without a decision about that (`Episode.staleness`), if another
-        `version` sampled it (None accepts any).
+        It is not trained if its tokens are too old, or of unknown age although the trainer names the current `version`;
+        without a decision about that (`Episode.staleness`), if another version sampled it. None accepts any.
         """
         row, staleness = next(iter(rows(episode)), None), episode.staleness
         masked = None
@@ -63,7 +63,9 @@ class Completion:
             masked = MaskReason.FAILED
         elif row is None:
             masked = MaskReason.EMPTY
-        elif staleness is None and version is not None and versions_of(row) != {version}:
+        elif version is not None and (
+            versions_of(row) != {version} if staleness is None else None in map(staleness.ages.get, versions_of(row))
+        ):
             masked = MaskReason.STALE
         return cls(episode, row, masked)
 
