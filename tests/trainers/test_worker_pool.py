@@ -7,11 +7,14 @@ import asyncio
 import pytest
 
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.runs import EndReason, Limits, Task
+from strands_sglang.runs import EndReason, Episode, Limits, MaxStaleness, Task
+from strands_sglang.runs.episode import StalenessDecision
+from strands_sglang.runs.staleness import StalenessGate
 from strands_sglang.runs.workers.local import LocalWorker
 from strands_sglang.runs.workers.spec import EpisodeSpec, RunSpec
-from strands_sglang.trainers.worker_pool import PerLoop, import_by_path, run_episode
+from strands_sglang.trainers.worker_pool import PerLoop, import_by_path, run_episode, run_fresh
 from support.rollout.agent_kinds import build
+from support.rollout.finished import finished
 from support.rollout.scripts import PromptEngine, steps
 
 
@@ -55,6 +58,21 @@ async def test_row_without_a_task_returns_none() -> None:
     assert await run_episode(one, bad) is None
     episode = await run_episode(one, lambda: EpisodeSpec(Task("go", id="t"), 0))
     assert episode is not None and episode.end_reason is EndReason.ANSWERED
+
+
+async def test_id_of_an_episode_that_is_run_again_is_never_used_twice() -> None:
+    """Also if the second try was paused and came back, or the task has such an id itself."""
+    engine, ran = PromptEngine(steps(1)), []
+    rule = MaxStaleness(1, "retry", current=lambda: "9", retries=2)
+
+    async def old(spec: EpisodeSpec) -> Episode:
+        ran.append(spec.id)
+        return finished(spec.task, version="3")
+
+    for id in ("t", "t~1", "u~a", "u~b"):
+        episode = await run_fresh(StalenessGate(rule, engine), EpisodeSpec(Task("go", id=id), 0), old)
+        assert episode.staleness is not None and episode.staleness.decision is StalenessDecision.DROPPED
+    assert len(ran) == 12 and len(set(ran) - {"t~1/0"}) == 10  # the second one is the episode that was paused
 
 
 def test_import_by_path() -> None:

@@ -78,6 +78,7 @@ async def run_fresh(
     gate: StalenessGate | None, spec: EpisodeSpec, run: Callable[[EpisodeSpec], Awaitable[Episode]]
 ) -> Episode:
     """Run an episode and decide whether its tokens are too old; if the rule says so, run its task again."""
+    task = spec.task
     for attempt in itertools.count(1):
         episode = await run(spec)
         if gate is None or episode.end_reason.resumable:
@@ -87,8 +88,7 @@ async def run_fresh(
         if decided.decision is not StalenessDecision.RETRIED:
             return episode
         # The id of an episode is used once; the new one starts from the beginning.
-        id = f"{spec.task.id.partition('~')[0]}~{attempt}"
-        spec = replace(spec, task=replace(spec.task, id=id), record=None)
+        spec = replace(spec, task=replace(task, id=f"{task.id}~{attempt}"), record=None)
     raise AssertionError("unreachable")
 
 

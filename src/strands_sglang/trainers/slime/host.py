@@ -171,8 +171,12 @@ class SlimeHost:
     def _gate(self, args: Any) -> StalenessGate:
         rule, run_spec = self._rule, self._make_setup(args)
         assert rule is not None
-        name = f"staleness{os.getpid()}.{next(self._names)}"
-        return self._gates.get(lambda: StalenessGate(rule, run_spec.client, run_spec.directory, name))
+
+        def make() -> StalenessGate:
+            name = f"staleness{os.getpid()}.{next(self._names)}"
+            return StalenessGate(rule, run_spec.client, run_spec.directory, name)
+
+        return self._gates.get(make)
 
     async def _run(self, args: Any, spec: EpisodeSpec, flag: AbortFlag) -> Episode:
         worker, monitor = self._by_loop.get(lambda: (self._make_worker(self._make_setup(args), args), AbortMonitor()))
