@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import orjson
@@ -9,6 +10,7 @@ import pytest
 
 from strands_sglang import SGLangClient, SGLangModel
 from strands_sglang.engine import AbortPolicy, Generation
+from strands_sglang.engine.adapters import AdapterLists, AdapterNames
 from strands_sglang.errors import ConfigurationError, RequestRejectedError
 from strands_sglang.runs import Task
 from support.rollout_agent import TOKENIZER
@@ -35,8 +37,9 @@ class Adapters:
             cards = [{"id": name, "root": root, "parent": "base"} for name, root in self.loaded.items()]
             answer = {"data": [{"id": "base", "root": "base", "parent": None, "max_model_len": 100}, *cards]}
         elif path == "/load_lora_adapter":
-            status = 400 if body["lora_name"] in self.loaded else 200
-            self.loaded.setdefault(body["lora_name"], body["lora_path"])
+            status = 400 if body["lora_name"] in self.loaded or body["lora_path"] == "/missing" else 200
+            if status == 200:
+                self.loaded[body["lora_name"]] = body["lora_path"]
         elif path == "/unload_lora_adapter":
             self.loaded.pop(body["lora_name"], None)
         elif path == "/generate":
@@ -118,6 +121,44 @@ async def test_name_with_another_path_is_refused() -> None:
             client._adapters._listed_at.clear()  # half a minute later
             with pytest.raises(RequestRejectedError, match="has it from /elsewhere, and it was /a before"):
                 await client.generate(PROMPT, {"max_new_tokens": 1}, adapter="v1")
+
+
+async def test_name_is_known_from_its_first_load() -> None:
+    adapters = Adapters()
+    with adapters.server as server:
+        async with SGLangClient(server.url) as client:
+            assert not (await client.control.load_adapter("v1", "/missing"))[0].ok  # it may still be another path
+            assert (await client.control.load_adapter("v1", "/a"))[0].ok
+            adapters.loaded.clear()  # the server restarted, or another process unloaded it
+            with pytest.raises(ConfigurationError, match="'v1' was loaded from /a"):
+                await client.control.load_adapter("v1", "/b")
+
+
+async def test_adapter_that_was_loaded_while_another_one_was_looked_for_is_found() -> None:
+    names, answer = AdapterNames(), asyncio.Event()
+    loaded = {"v1": "/a"}
+
+    async def lists() -> AdapterLists:
+        found = {"http://one": dict(loaded)}
+        await answer.wait()
+        return found
+
+    first = asyncio.ensure_future(names.check("v1", lists))
+    await asyncio.sleep(0)
+    loaded["v2"] = "/b"
+    second = asyncio.ensure_future(names.check("v2", lists))
+    await asyncio.sleep(0)
+    answer.set()
+    await asyncio.gather(first, second)
+    with pytest.raises(RequestRejectedError, match="'v3' must be loaded on every worker"):
+        await names.check("v3", lists)
+
+
+@pytest.mark.parametrize("field", [["v1"], {"v1": 1}, 7])
+async def test_field_that_is_no_name_is_refused(field: Any) -> None:
+    async with SGLangClient("http://127.0.0.1:9") as client:
+        with pytest.raises(ConfigurationError, match="an adapter must be the name it was loaded under"):
+            await client.generate(PROMPT, {"max_new_tokens": 1}, extra={"lora_path": field})
 
 
 async def test_every_worker_must_have_the_adapter() -> None:

@@ -72,6 +72,10 @@ class AdapterNames:
                 "the same version on record. Use a name with the training step, such as policy-v7"
             )
 
+    def loaded(self, name: str, path: str) -> None:
+        """Register that a worker has an adapter from this path."""
+        self._paths[name] = path
+
     def retire(self, name: str) -> None:
         """Never sample with a name again."""
         self._retired.add(name)
@@ -100,7 +104,7 @@ class AdapterNames:
         check_name(name)
         self.check_kept(name)
         try:
-            lists = await self._ask(adapters)
+            lists = await self._ask(adapters, name)
         except EngineError as error:
             logger.debug("adapter=<%s>, error=<%s> | could not list the adapters", name, error)
             return
@@ -119,10 +123,15 @@ class AdapterNames:
         if lists:
             self._listed_at[name] = time.monotonic()
 
-    async def _ask(self, adapters: Callable[[], Awaitable[AdapterLists]]) -> AdapterLists:
+    async def _ask(self, adapters: Callable[[], Awaitable[AdapterLists]], name: str) -> AdapterLists:
         """Ask once for all calls that wait for the answer on this event loop."""
         loop = asyncio.get_running_loop()
         running = self._listing.get(loop)
+        if running is not None and not running.done():
+            lists = await asyncio.shield(running)
+            if all(name in listed for listed in lists.values()):
+                return lists  # else it may have been loaded after this question was sent
+            running = self._listing.get(loop)
         if running is None or running.done():
             running = self._listing[loop] = asyncio.ensure_future(adapters())
         return await asyncio.shield(running)

@@ -18,7 +18,7 @@ from yarl import URL
 
 from strands_sglang._checks import check_int, check_number
 from strands_sglang._slime_args import settings_from_slime_args
-from strands_sglang.engine.adapters import adapter_names
+from strands_sglang.engine.adapters import adapter_names, check_name
 from strands_sglang.engine.call import Call, WorkerPin, check_header
 from strands_sglang.engine.cancellation import CancelScope
 from strands_sglang.engine.connections import LoopPool, Pools, attempt_timeout
@@ -300,6 +300,7 @@ class SGLangClient:
         """Return the further fields of a request, with its adapter, which may be among them; raise if it is gone."""
         named = (extra or {}).get("lora_path") or None
         if named is not None:
+            check_name(named)
             self._adapters.check_kept(named)  # a field of the server's own request: it says itself what it has
         if adapter is None:
             return extra

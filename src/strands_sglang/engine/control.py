@@ -395,12 +395,14 @@ class EngineControl:
         names = adapter_names(self._base)
         names.check_new(name, path)
         results = await self._send("load_lora_adapter", {"lora_name": name, "lora_path": path}, timeout=None)
-        if all(result.ok for result in results):
-            return results
-        lists = await self.adapters()
-        return tuple(
-            result if lists.get(result.worker, {}).get(name) != path else replace(result, ok=True) for result in results
-        )
+        if not all(result.ok for result in results):
+            lists = await self.adapters()
+            results = tuple(
+                replace(one, ok=True) if lists.get(one.worker, {}).get(name) == path else one for one in results
+            )
+        if any(result.ok for result in results):
+            names.loaded(name, path)
+        return results
 
     async def unload_adapter(self, name: str) -> tuple[ControlResult, ...]:
         """Unload a LoRA adapter on every worker, once its running requests have ended; no more are sent for it."""
