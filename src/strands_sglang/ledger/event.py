@@ -255,6 +255,8 @@ class CallData(SampledData):
     patches; absent: no images."""
     caller: list[Any] | None
     """`[turn id, tool call id or None]` that started this branch, as for a sub-agent; None: not started by a turn."""
+    seed: NotRequired[int]
+    """Seed of its sampling, derived from that of the run; absent: the run has none."""
 
 
 class PartialCallData(SampledData):

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from strands_sglang.engine import Generation
 from strands_sglang.errors import ConfigurationError, EngineUnavailableError
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.runs import EndReason, Task, rollout
 from strands_sglang.runs.recording.seeds import TurnSeeds, turn_seed
-from support.rollout.agent_kinds import build
+from support.rollout.agent_kinds import build, plain
 from support.rollout.scripts import PromptEngine, run, steps
 from support.scripted_engine import Answer
 
@@ -44,6 +45,55 @@ def test_failed_turn_gives_its_number_back() -> None:
     with seeds.turn("ab") as again, seeds.turn("ab") as third:
         assert again == first == turn_seed(7, "t/0", "ab", 0)
         assert third == turn_seed(7, "t/0", "ab", 2)
+
+
+def test_seeds_of_recorded_turns_are_not_used_again() -> None:
+    seeds = TurnSeeds(7, "t/0", [turn_seed(7, "t/0", "ab", 1)])
+    with seeds.turn("ab") as first, seeds.turn("ab") as second, seeds.turn("cd") as other:
+        assert (first, second) == (turn_seed(7, "t/0", "ab", 0), turn_seed(7, "t/0", "ab", 2))
+        assert other == turn_seed(7, "t/0", "cd", 0)
+
+
+class OnlySecond(PromptEngine):
+    """An engine that gives its second answer, and keeps the others until it may give all."""
+
+    all = False
+
+    async def generate(self, *args: Any, **asked: Any) -> Generation:
+        made = await super().generate(*args, **asked)
+        if not (self.all or made.rid.endswith("/1")):
+            await asyncio.Event().wait()
+        return made
+
+
+async def test_concurrent_agents_with_one_prompt_have_no_clones_after_a_resume(tmp_path: Path) -> None:
+    ended = asyncio.Event()
+
+    async def three_at_once(task: Task, model: Any) -> Any:
+        async def ask() -> None:
+            await plain(model).invoke_async(str(task.prompt))
+            ended.set()
+
+        async def ask_three() -> None:
+            await asyncio.gather(ask(), ask(), ask())
+
+        return ask_three
+
+    engine = OnlySecond(steps(0))
+    cut = asyncio.ensure_future(run(three_at_once, TASKS[:1], engine, tmp_path, seed=7))
+    await asyncio.wait({cut, asyncio.ensure_future(ended.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    cut.cancel()
+    await asyncio.wait({cut})
+    (record,) = Ledger(tmp_path).episodes()
+    assert len(record.calls) == 1 and not record.finished
+    engine.all = True
+    (whole,) = await run(three_at_once, TASKS[:1], engine, tmp_path, seed=7)
+    assert len(whole.tree.turns) == 3 and whole.metrics.replayed_turns == 1
+    used = [engine.calls[number].sampling["sampling_seed"] for number in (1, 3, 4)]
+    assert len(set(used)) == 3  # the answer on record, and the two that were missing
+    calls = [call.data for call in Ledger(tmp_path).episode(whole.id).calls]
+    seeds = [turn_seed(7, "t0/0", call["prompt_digest"], repeat) for repeat, call in enumerate(calls)]
+    assert sorted(call["seed"] for call in calls) == sorted(used) == sorted(seeds)
 
 
 async def test_seeds_of_a_run_do_not_depend_on_order_or_interruption(tmp_path: Path) -> None:

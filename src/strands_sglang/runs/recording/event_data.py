@@ -58,6 +58,8 @@ class PendingAnswer(NamedTuple):
     """Ids of the tool calls it was sampled inside, outermost first."""
     earlier_tokens: int = 0
     """Number of its tokens that were sampled before the episode was last paused."""
+    seed: int | None = None
+    """Its seed, derived from that of the run; None: the run has none."""
 
 
 def call_event(turn: Turn, answer: PendingAnswer) -> tuple[CallData, CallArrays]:
@@ -86,6 +88,8 @@ def call_event(turn: Turn, answer: PendingAnswer) -> tuple[CallData, CallArrays]
         "sampled": generation.token_ids,
         "logprobs": generation.logprobs,
     }
+    if answer.seed is not None:
+        data["seed"] = answer.seed
     if turn.images:
         data["images"] = [[*image[:3], list(image.grid)] for image in turn.images]
     _add_requested(generation, data, arrays)

@@ -24,7 +24,7 @@ from strands_sglang.engine import Generation, TokenEngine
 from strands_sglang.engine.protocol import PromptImage, TokenIds
 from strands_sglang.errors import CallCancelledError, EngineError, StrandsSGLangError, ToolUnavailableError
 from strands_sglang.ledger.encoding import HashChain, ids_digest
-from strands_sglang.ledger.event import Event, EventKind
+from strands_sglang.ledger.event import CallData, Event, EventKind, data_of
 from strands_sglang.ledger.files import Put
 from strands_sglang.provider.episode import EpisodeEngine
 from strands_sglang.provider.token_budget import Reservation
@@ -232,24 +232,24 @@ class EpisodeRecorder(EventLog):
             raise
         images: Sequence[PromptImage] = arguments.get("images", ())
         prompt, inside, kept = ids_digest(input_ids, [image.digest for image in images]), within.get(), None
-        with nullcontext() if self.seeds is None else self.seeds.turn(prompt) as seed:
-            event = await self._from_record(prompt, input_ids)
-            if event is not None and event.kind is EventKind.CALL_ERROR:
-                error = error_of(event)
-                self.lost_calls.add(prompt, inside, error)
-                raise error
-            if event is not None:
-                generation = generation_of(event)
-                self.metrics.replayed_turns += 1
-            else:
-                sampling = {**(sampling_params or {}), **({} if seed is None else {"sampling_seed": seed})}
-                kept = self.replay_log.take_part(prompt, inside)
-                self._store(images)
-                try:
+        event = await self._from_record(prompt, input_ids)
+        if event is not None and event.kind is EventKind.CALL_ERROR:
+            error = error_of(event)
+            self.lost_calls.add(prompt, inside, error)
+            raise error
+        if event is not None:
+            generation, seed = generation_of(event), data_of(event, CallData).get("seed")
+            self.metrics.replayed_turns += 1
+        else:
+            kept = self.replay_log.take_part(prompt, inside)
+            self._store(images)
+            try:
+                with nullcontext() if self.seeds is None else self.seeds.turn(prompt) as seed:
+                    sampling = {**(sampling_params or {}), **({} if seed is None else {"sampling_seed": seed})}
                     generation = await self._sample(input_ids, sampling, prompt, kept, arguments, hold)
-                except BaseException:
-                    self.replay_log.return_part(kept, prompt, inside)
-                    raise
+            except BaseException:
+                self.replay_log.return_part(kept, prompt, inside)
+                raise
         self.lost_calls.answered(prompt, inside)
         earlier_tokens = 0
         if kept is not None and generation.token_ids[: len(kept)] == kept.token_ids:  # else it was discarded
@@ -259,7 +259,7 @@ class EpisodeRecorder(EventLog):
             await self.wait_for_slot()
             self.check_open()
             self._pending_answers[id(generation)] = PendingAnswer(
-                generation, prompt, len(input_ids), event, inside, earlier_tokens
+                generation, prompt, len(input_ids), event, inside, earlier_tokens, seed
             )
         except BaseException:
             self.replay_log.settle(event)

@@ -1,22 +1,23 @@
 """Derives the seed of every turn from the seed of a run: `TurnSeeds`.
 
 Invariant: a turn's seed depends on the run's seed, the id of its episode, its prompt, and how many turns of the episode
-had that prompt before; never on time or on the order in which episodes run. A turn that failed, or was interrupted and
-is continued, keeps its seed.
+have that prompt already; never on time or on the order in which episodes run. A turn that failed, or is continued after
+an interruption, keeps its seed. No turn gets the seed of a recorded one, in whatever order concurrent agents with the
+same prompt come back after a resume.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from heapq import heappop, heappush
+from itertools import count
 
 
 def turn_seed(seed: int, episode: str, prompt: str, repeat: int) -> int:
     """Return the seed of one turn: 64 bits, signed, as SGLang takes them.
 
-    `prompt` is the digest of its prompt; `repeat` the number of earlier turns of the episode with this prompt.
+    `prompt` is the digest of its prompt; `repeat` the number of other turns of the episode with this prompt.
     """
     text = f"{seed}/{episode}/{prompt}/{repeat}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big", signed=True)
@@ -25,26 +26,25 @@ def turn_seed(seed: int, episode: str, prompt: str, repeat: int) -> int:
 class TurnSeeds:
     """The seeds of one episode's turns."""
 
-    def __init__(self, seed: int, episode: str) -> None:
-        """Derive from the seed of the run; `episode`: task id and sample number, so that samples of a task differ."""
+    def __init__(self, seed: int, episode: str, recorded: Iterable[int] = ()) -> None:
+        """Derive from the seed of the run.
+
+        Args:
+            seed: The seed of the run.
+            episode: Task id and sample number, so that samples of a task differ.
+            recorded: Seeds of the episode's recorded turns.
+        """
         self._seed, self._episode = seed, episode
-        self._next: dict[str, int] = {}
-        self._returned: dict[str, list[int]] = {}  # numbers of turns that failed, to be used again
+        self._taken = set(recorded)
 
     @contextmanager
     def turn(self, prompt: str) -> Iterator[int]:
-        """Yield the seed of the next turn with this prompt; if the block raises, a later turn gets it again.
-
-        Turns answered from the record count too, so they must be made in such a block as well.
-        """
-        returned = self._returned.setdefault(prompt, [])
-        if returned:
-            repeat = heappop(returned)
-        else:
-            repeat = self._next.get(prompt, 0)
-            self._next[prompt] = repeat + 1
+        """Yield the seed of a turn with this prompt; if the block raises, a later turn gets it again."""
+        derived = (turn_seed(self._seed, self._episode, prompt, repeat) for repeat in count())
+        seed = next(one for one in derived if one not in self._taken)
+        self._taken.add(seed)
         try:
-            yield turn_seed(self._seed, self._episode, prompt, repeat)
+            yield seed
         except BaseException:
-            heappush(returned, repeat)
+            self._taken.remove(seed)
             raise

@@ -271,7 +271,10 @@ class LocalWorker:
         )
         recorder.opened_by_worker = self._opened
         recorder.template_time = template_time
-        recorder.seeds = None if self.run_spec.seed is None else TurnSeeds(self.run_spec.seed, spec.id)
+        if self.run_spec.seed is not None:
+            events_before = () if spec.record is None else spec.record.events
+            recorded = (one.data["seed"] for one in events_before if one.data.get("seed") is not None)
+            recorder.seeds = TurnSeeds(self.run_spec.seed, spec.id, recorded)
         recorder.put_data = put_data
         recorder.tool_arguments = self.run_spec.tool_arguments
         return recorder
