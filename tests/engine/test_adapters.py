@@ -136,15 +136,17 @@ async def test_name_is_known_from_its_first_load() -> None:
 
 async def test_adapter_that_was_loaded_while_another_one_was_looked_for_is_found() -> None:
     names, answer = AdapterNames(), asyncio.Event()
-    loaded = {"v1": "/a"}
+    loaded, asked = {"v1": "/a"}, list[AdapterLists]()
 
     async def lists() -> AdapterLists:
         found = {"http://one": dict(loaded)}
+        asked.append(found)
         await answer.wait()
         return found
 
     first = asyncio.ensure_future(names.check("v1", lists))
-    await asyncio.sleep(0)
+    while not asked:
+        await asyncio.sleep(0)
     loaded["v2"] = "/b"
     second = asyncio.ensure_future(names.check("v2", lists))
     await asyncio.sleep(0)
