@@ -70,6 +70,7 @@ def check(done: RunResult, directory: Path) -> None:
     assert certificate.proved, certificate.text()
 
 
+@pytest.mark.soak
 async def test_an_engine_that_is_away_at_first_freezes_and_is_killed(victim: LabProcess, tmp_path: Path) -> None:
     server, ended = victim, list[str]()
     began = time.monotonic()

@@ -12,7 +12,7 @@ from attack.awkward import AWKWARD
 from attack.budgets import budgets, in_a_run
 from attack.reply_tracking import attack_reply_tracking, quiet
 from attack.streaming import differences
-from support.examples import long_families
+from support.examples import long_families, size
 from support.families import FAMILIES, tokenizer
 from support.rollout.scripts import assert_proved
 
@@ -71,7 +71,7 @@ def test_agents_of_all_shapes_are_proved() -> None:
 @pytest.mark.parametrize("name", AWKWARD)
 def test_awkward_templates(name: str) -> None:
     subject = random_conversations.Subject(name, tokenizer("qwen2.5"), AWKWARD[name])
-    found = random_conversations.attack(subject, 3, seed=3, turns=8)
+    found = random_conversations.attack(subject, size(1, 3), seed=3, turns=8)
     assert not found.counts["differences"], found.examples
 
 

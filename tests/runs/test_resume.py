@@ -57,6 +57,7 @@ async def test_crash_after_any_event(kind: Kind, tmp_path: Path) -> None:
     await check_every_crash(kind, tmp_path)
 
 
+@pytest.mark.soak
 async def test_crash_of_helpers_whose_turns_overtake_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

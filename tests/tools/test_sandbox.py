@@ -168,6 +168,7 @@ async def test_slow_samples_do_not_block_the_event_loop() -> None:
     assert late < 0.05
 
 
+@pytest.mark.soak
 async def test_limits_hold_for_a_hundred_concurrent_calls() -> None:
     kinds = [
         ("print(6 * 7)", SandboxEndReason.FINISHED, "42"),

@@ -283,7 +283,14 @@ def overlaid_run(recorded_run: Path, tmp_path_factory: pytest.TempPathFactory) -
     return directory
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (800, "light"), (1440, "light"), (1440, "dark")])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [
+        (390, "dark"),
+        (1440, "light"),
+        *(pytest.param(*one, marks=pytest.mark.soak) for one in [(800, "light"), (1440, "dark")]),
+    ],
+)
 def test_what_a_trainer_made_of_it_lies_over_the_tokens(
     browser: Any, overlaid_run: Path, width: int, scheme: str
 ) -> None:

@@ -162,7 +162,7 @@ def test_two_trainings_are_compared(opened: Any, folder: Path) -> None:
     page.get_by_role("button", name="worst samples").click()
     until(page, "location.hash.includes('which=worst')")
     page.get_by_role("button", name="Swap A and B").click()
-    until(page, "document.querySelector('.versus select').value === 'seed-2'")
+    until(page, "document.querySelector('.versus select')?.value === 'seed-2'")
     page.locator(".answer a").first.click()
     page.wait_for_selector(".pair")
     assert "/run/seed-2%2F" in page.url

@@ -134,7 +134,7 @@ async def test_engine_outage_of_workers_is_in_metrics() -> None:
             await work
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.soak)])
 async def test_episodes_of_dead_worker_continue_on_others(
     tmp_path: Path, how: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
