@@ -188,6 +188,7 @@ def test_two_seeds_of_twenty_steps(python: str, server: LabProcess, tmp_path: Pa
     assert found[0] != found[1]
 
 
+@pytest.mark.soak
 def test_adapters_reach_the_engine_merged(python: str, server: LabProcess, tmp_path: Path) -> None:
     options = ["--steps", "3", "--groups", "2", "--lora", "--learning-rate", "0.003"]
     logged = train([python], server.url, tmp_path, *options)
@@ -226,6 +227,7 @@ def test_adapters_are_loaded_under_a_name_of_their_step(python: str, lora: LabPr
     print([line["sampling/sampling_logp_difference/max"] for line in logged])
 
 
+@pytest.mark.soak
 def test_two_processes_share_an_engine(python: str, server: LabProcess, tmp_path: Path) -> None:
     launcher = [python, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0", "--standalone"]
     logged = train(launcher, server.url, tmp_path, "--steps", "2", "--groups", "1")
