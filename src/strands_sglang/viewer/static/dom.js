@@ -95,6 +95,19 @@ export function toast(message) {
   toastTimer = setTimeout(() => { node.hidden = true; }, 2400);
 }
 
+// Repeats work, each time that long after it ended, and says when it fails.
+export function every(milliseconds, work) {
+  const again = async () => {
+    try {
+      await work();
+    } catch (error) {
+      toast(`the viewer does not answer: ${error.message}`);
+    }
+    setTimeout(again, milliseconds);
+  };
+  setTimeout(again, milliseconds);
+}
+
 export async function copyText(text, what) {
   try {
     await navigator.clipboard.writeText(text);

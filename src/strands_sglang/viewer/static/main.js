@@ -1,5 +1,5 @@
 // The page: what is shown follows from the address; a click or a key changes the address.
-import { byId, clear, el, toast } from "./dom.js";
+import { byId, clear, el, every, toast } from "./dom.js";
 import { plural } from "./format.js";
 import { columnOf } from "./columns.js";
 import { RowStore } from "./rows.js";
@@ -241,18 +241,6 @@ async function pollVerdict() {
   const before = JSON.stringify(runVerdict);
   runVerdict = await source.runVerdict();
   if (JSON.stringify(runVerdict) !== before) drawTop();
-}
-
-function every(milliseconds, work) {
-  const again = async () => {
-    try {
-      await work();
-    } catch (error) {
-      toast(`the viewer does not answer: ${error.message}`);
-    }
-    setTimeout(again, milliseconds);
-  };
-  setTimeout(again, milliseconds);
 }
 
 function step(by) {

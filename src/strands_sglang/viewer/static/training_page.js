@@ -1,5 +1,5 @@
 // The page of a folder of runs: what is shown follows from the address.
-import { byId, clear, el, toast } from "./dom.js";
+import { byId, clear, el, every, toast } from "./dom.js";
 import { plural } from "./format.js";
 import { CompareView } from "./compare_view.js";
 import { getJson } from "./source.js";
@@ -157,18 +157,6 @@ async function proveNext() {
   const found = await getJson(`api/proved?name=${encodeURIComponent(next.name)}`);
   training.verdicts.set(next.name, { ...found, of: found.running ? null : next.changed });
   if (!found.running) training.table.update(training.rows, null, training.sort);
-}
-
-function every(milliseconds, work) {
-  const again = async () => {
-    try {
-      await work();
-    } catch (error) {
-      toast(`the viewer does not answer: ${error.message}`);
-    }
-    setTimeout(again, milliseconds);
-  };
-  setTimeout(again, milliseconds);
 }
 
 listenForKeys({
