@@ -1,17 +1,14 @@
 """Lets SGLang's wheel from the package index run on a machine without a GPU.
 
-Python imports `sitecustomize` from PYTHONPATH in every process, hence also in the scheduler and detokenizer that SGLang
-spawns. Nothing heavy is imported here: a few modules are patched right after their own import, if that ever comes. The
-spawned processes are also tied to the server's life from their first moment.
+Python imports `sitecustomize` from PYTHONPATH in every process. Nothing heavy is imported here: a few modules are patched
+right after their own import, if that ever comes.
 """
 
 from __future__ import annotations
 
-import ctypes
 import importlib.abc
 import importlib.machinery
 import importlib.util
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -73,12 +70,29 @@ def _leave_lora_unpinned(manager: ModuleType) -> None:
     torch.Tensor.pin_memory = lambda self, *args, **kwargs: self
 
 
+def _fork_children(entry: ModuleType) -> None:
+    """Fork the scheduler and the detokenizer: spawned, each imports SGLang again, which is most of the CPU time of a start.
+
+    SGLang spawns them because a forked process cannot use CUDA. No thread has been started at this point.
+    """
+    configure = entry._set_envs_and_config
+
+    def configure_and_fork(*args: object, **kwargs: object) -> None:
+        import multiprocessing
+
+        configure(*args, **kwargs)
+        multiprocessing.set_start_method("fork", force=True)
+
+    entry._set_envs_and_config = configure_and_fork
+
+
 _PATCHES: dict[str, Callable[[ModuleType], None]] = {
     "torchvision.extension": _declare_torchvision_operators,
     "sglang.srt.mem_cache.pool_host.common": _leave_host_memory_unpinned,
     "sglang.srt.arg_groups.choices": _let_torch_native_be_deterministic,
     "sglang.srt.batch_invariant_ops": _leave_operators_batch_variant,
     "sglang.srt.lora.lora_manager": _leave_lora_unpinned,
+    "sglang.srt.entrypoints.engine": _fork_children,
 }
 
 
@@ -103,16 +117,4 @@ class _Patcher(importlib.abc.MetaPathFinder):
         return spec
 
 
-def _die_with_server() -> None:
-    """End a spawned process together with the server.
-
-    SGLang asks for the same, but only after its imports: a server stopped in its first seconds left its detokenizer
-    behind for good.
-    """
-    if sys.platform == "linux" and "--multiprocessing-fork" in sys.orig_argv:
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-
-
-_die_with_server()
 sys.meta_path.insert(0, _Patcher())
