@@ -1,7 +1,7 @@
 """Lets SGLang's wheel from the package index run on a machine without a GPU.
 
-Python imports `sitecustomize` from PYTHONPATH in every process. Nothing heavy is imported here: a few modules are patched
-right after their own import, if that ever comes.
+Python imports `sitecustomize` from PYTHONPATH in every process. Nothing heavy is imported here: a few modules are
+patched right after their own import, if that ever comes.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _leave_lora_unpinned(manager: ModuleType) -> None:
 
 
 def _fork_children(entry: ModuleType) -> None:
-    """Fork the scheduler and the detokenizer: spawned, each imports SGLang again, which is most of the CPU time of a start.
+    """Fork the scheduler and the detokenizer. Spawned, each imports SGLang again: most of the CPU time of a start.
 
     SGLang spawns them because a forked process cannot use CUDA. No thread has been started at this point.
     """
