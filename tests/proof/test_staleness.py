@@ -61,6 +61,11 @@ def test_decision_that_follows_is_proved(changed: dict[str, Any]) -> None:
         ({"ages": [["3", 2], ["5", 0]]}, FindingKind.STALENESS, "sampled by the weights None, whose age is not stated"),
         ({"ages": [["3", 1], ["5", 0], [None, None]]}, FindingKind.STALENESS, "the age of the weights '3' is 1, but 2"),
         ({"ages": [["3", None], ["5", 0], [None, None]]}, FindingKind.STALENESS, "is None, but 2 follows from '5'"),
+        (
+            {"ages": [["3", 2], ["5", 0], [None, None], ["default", None]]},
+            FindingKind.STALENESS,
+            "the age of the weights 'default' is None, but 5 follows from '5'",
+        ),
         ({"current": "6"}, FindingKind.STALENESS, "the age of the weights '3' is 2, but 3 follows from '6'"),
         ({"age": 1}, FindingKind.STALENESS, "the age of the group is 1, but the episode has a token of age 2"),
         ({"age": None}, FindingKind.STALENESS, "the age of the group is None, but"),

@@ -47,11 +47,21 @@ LAST = 12
 def test_versions_are_ordered_as_numbers_and_never_as_text() -> None:
     rule = MaxStaleness(1)
     assert (rule.age("9", "10"), rule.age("10", "9"), rule.age("7", "7")) == (1, 0, 0)
-    assert rule.age("default", "10") is None and rule.age(None, "10") is None and rule.age("3", None) is None
-    assert rule.stale(["9", "8"], "10") and not rule.stale(["9", "default", None], "10")
+    assert rule.age(None, "10") is None and rule.age("3", None) is None
+    assert rule.stale(["9", "8"], "10") and not rule.stale(["9", None], "10")
     for name in ("step-3", "v7", "1.5", "-1", "", "٣"):
         with pytest.raises(ConfigurationError, match="is no decimal number: pass MaxStaleness"):
             rule.age(name, "10")
+
+
+def test_weights_that_a_server_was_started_with_get_old() -> None:
+    rule = MaxStaleness(1)
+    assert rule.age("default", "5") == 5 and rule.stale(["default"], "5") and not rule.stale(["default"], "1")
+    assert rule.age("default", "default") is None and rule.age("5", "default") is None  # no number is current
+    for unknown in (MaxStaleness(9, order=["a", "b"]), MaxStaleness(9, order=lambda name: int(name[1:]))):
+        current = "b" if unknown.order == ["a", "b"] else "v1"
+        assert unknown.stale(["default"], current) and not unknown.stale(["default"], "default")
+    assert MaxStaleness(1, order={"default": 3, "v1": 4}.__getitem__).age("default", "v1") == 1
 
 
 def test_order_may_be_a_function_or_a_list_that_grows() -> None:
@@ -62,7 +72,7 @@ def test_order_may_be_a_function_or_a_list_that_grows() -> None:
     with pytest.raises(ConfigurationError, match="got 'b': add it to order="):
         rule.age("base", "b")
     known.append("b")
-    assert rule.age("base", "b") == 2 and rule.age("default", "b") is None
+    assert rule.age("base", "b") == 2
     assert MaxStaleness(1, order=["default", "1"]).age("default", "1") == 1
 
 
@@ -97,6 +107,7 @@ async def test_current_version_is_the_oldest_that_a_worker_reports(monkeypatch: 
     monkeypatch.setattr(EngineControl, "weight_versions", versions)
     async with SGLangClient("http://127.0.0.1:9") as client:
         gate = StalenessGate(MaxStaleness(1), client)
+        gate._waits_until = 0.0
         assert await gate.current() is None
         reported = {"one": "default", "two": None}
         assert await gate.current() == "default"
@@ -108,6 +119,45 @@ async def test_current_version_is_the_oldest_that_a_worker_reports(monkeypatch: 
         assert await gate.current() == "12"
         reported = {}
         assert await gate.current() == "12"
+        # What was sampled is not newer than the current weights, even in an outage, or if a worker has stayed behind.
+        gate.sampled(["14", "11", None, "default"])
+        assert await gate.current() == "14"
+        reported = {"one": "13", "two": "16"}
+        assert await gate.current() == "14"
+
+
+async def test_worker_that_has_not_answered_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strands_sglang.runs.staleness._PAUSE", 0.001)
+    answers: list[dict[str, str | None]] = [{}, {}, {"one": "3"}]
+
+    async def versions(control: Any) -> dict[str, str | None]:
+        return answers.pop(0)
+
+    monkeypatch.setattr(EngineControl, "weight_versions", versions)
+    async with SGLangClient("http://127.0.0.1:9") as client:
+        gate = StalenessGate(MaxStaleness(1), client)
+        gate.sampled(["1"])
+        assert await gate.current() == "3" and not answers
+
+
+async def test_group_is_as_old_as_its_own_tokens_show_although_no_worker_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("strands_sglang.runs.staleness._PATIENCE", -1.0)
+
+    async def versions(control: Any) -> dict[str, str | None]:
+        return {}
+
+    monkeypatch.setattr(EngineControl, "weight_versions", versions)
+    async with SGLangClient("http://127.0.0.1:9") as client:
+        collector = GroupCollector(StopCriteria(), GroupFilters(), gate=StalenessGate(MaxStaleness(1), client))
+        for task in tasks(2):
+            collector.expect(task, 1)
+        collector.sampled("t1", 0, ["7"])  # another task of the run
+        await collector.add(finished(tasks(1)[0], 0, 1.0, version="3"))
+        (group,) = collector.groups(False)
+        (decided,) = [one.staleness for one in group.episodes]
+        assert decided is not None and (decided.decision.value, decided.current, decided.age) == ("dropped", "7", 4)
 
 
 # --- any versions -------------------------------------------------------------------------------------------------
@@ -167,7 +217,7 @@ def test_no_older_token_is_trained_or_passes_verify(
     decided = gate.decide(group, str(current), retry=retry)
 
     def age(name: str | None) -> int:
-        return 0 if name in (None, "default") else max(current - int(str(name)), 0)
+        return 0 if name is None else max(current - int(name.replace("default", "0")), 0)
 
     ages = [age(name) for turns in episodes for spans in turns for name, _ in spans]
     assert decided.dropped == (action != "mask" and max(ages) > limit)

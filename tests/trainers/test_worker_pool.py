@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from strands_sglang import SGLangClient
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.runs import EndReason, Episode, Limits, MaxStaleness, Task
 from strands_sglang.runs.episode import StalenessDecision
@@ -73,6 +74,22 @@ async def test_id_of_an_episode_that_is_run_again_is_never_used_twice() -> None:
         episode = await run_fresh(StalenessGate(rule, engine), EpisodeSpec(Task("go", id=id), 0), old)
         assert episode.staleness is not None and episode.staleness.decision is StalenessDecision.DROPPED
     assert len(ran) == 12 and len(set(ran) - {"t~1/0"}) == 10  # the second one is the episode that was paused
+
+
+async def test_episode_is_as_old_as_its_own_tokens_show_although_no_worker_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("strands_sglang.runs.staleness._PATIENCE", -1.0)
+
+    async def two_versions(spec: EpisodeSpec) -> Episode:
+        made = finished(spec.task)
+        made.metrics.versions = ["1", "4"]
+        return made
+
+    async with SGLangClient("http://127.0.0.1:9") as client:
+        made = await run_fresh(StalenessGate(MaxStaleness(2), client), EpisodeSpec(Task("go", id="t"), 0), two_versions)
+    assert made.staleness is not None and (made.staleness.current, made.staleness.age) == ("4", 3)
+    assert made.staleness.decision is StalenessDecision.DROPPED
 
 
 def test_import_by_path() -> None:

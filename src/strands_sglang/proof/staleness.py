@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 _DECISIONS = {"drop": ("kept", "dropped"), "retry": ("kept", "retried", "dropped"), "mask": ("kept", "masked")}
 """By action: the decisions that are possible, first the one if nothing is too old."""
-_NO_NUMBER = (None, "default")
+_START = "default"
+"""SGLang's name for the weights that a server was started with; 0 among numbers."""
+_NO_NUMBER = (None, _START)
 _MAX_DIGITS = 1_000
 
 
@@ -77,9 +79,9 @@ class StalenessFacts:
             yield f"with a token of age {measured} and a limit of {self.limit}, it cannot be {self.decision!r:.50}"
 
     def _recomputed(self, version: str | None) -> int | None:
-        if version in _NO_NUMBER or self.current in _NO_NUMBER:
+        if version is None or self.current in _NO_NUMBER:
             return None
-        return max(int(str(self.current)) - int(str(version)), 0)
+        return max(int(str(self.current)) - (0 if version == _START else int(version)), 0)
 
 
 def _has_place(version: str | None) -> bool:

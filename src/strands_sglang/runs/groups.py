@@ -209,7 +209,9 @@ class GroupCollector:
 
     def sampled(self, task: str, sample: int, versions: Iterable[str | None]) -> None:
         """Register the weight versions of tokens of an episode that is running or has ended."""
-        entry = self.by_task[task]
+        entry, versions = self.by_task[task], set(versions)
+        if self.gate is not None:
+            self.gate.sampled(versions)
         if not entry.complete and sample >= entry.first:
             entry.versions.setdefault(sample, set()).update(versions)
             self._open[task] = entry

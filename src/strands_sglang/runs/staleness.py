@@ -5,22 +5,24 @@ as old as its oldest token. It is decided where a group is handed over to traini
 episode (`EventKind.STALENESS`), and `verify` holds exported tokens against it.
 
 Invariant: versions are compared by a declared order, never as text. A version that the order does not know is an error,
-not a guess. An episode whose decision is on record is not decided again, unless it was resumed.
+not a guess; only `default`, of a server before its first update, is older than all then. The current version never goes
+back. An episode whose decision is on record is not decided again, unless it was resumed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from strands_sglang._checks import check_int, chosen
-from strands_sglang.engine import TokenEngine, is_server
+from strands_sglang.engine import ServerEngine, TokenEngine, is_server
 from strands_sglang.engine.adapters import MARK
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.ledger.encoding import HashChain
@@ -28,8 +30,10 @@ from strands_sglang.ledger.event import EventKind, StalenessData
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.runs.episode import Episode, Staleness, StalenessDecision
 
-UNNUMBERED = (None, "default")
-"""Versions without an age: the engine reports none, or those that a server has before its first update."""
+START = "default"
+"""SGLang's name for the weights that a server was started with, before its first update."""
+OLDEST = -(1 << 31)
+"""Place of weights that come before all that an order knows."""
 
 VersionOrder: TypeAlias = "Callable[[str], int] | Sequence[str]"
 CurrentVersion: TypeAlias = "Callable[[], str | Awaitable[str | None] | None]"
@@ -60,11 +64,12 @@ class MaxStaleness:
     """Largest age, in weight updates; 0: only tokens of the current weights."""
     action: StaleAction | str = StaleAction.DROP
     order: VersionOrder | None = None
-    """Position of a version: a function, or all versions, oldest first. None: versions are decimal numbers. A list may
-    grow while it is used. The versions None and "default" have no age and are never too old."""
+    """Position of a version: a function, or all versions, oldest first. None: versions are decimal numbers, and
+    "default" is 0. A list may grow while it is used. A function that raises for "default", and a list without it, make
+    those tokens older than all. The version None has no age and is never too old."""
     current: CurrentVersion | None = None
-    """Returns the current version, plain or async. None: the oldest that a worker of the engine reports. An engine does
-    not report adapters: needed if they are trained."""
+    """Returns the current version, plain or async. None: the oldest that a worker of the engine reports, but none
+    before the newest that sampled a token. An engine does not report adapters: needed if they are trained."""
     retries: int = 3
     """How often a task may be run again with `action="retry"`; then its group is dropped."""
     stop_running: bool = True
@@ -92,21 +97,28 @@ class MaxStaleness:
         return self.stop_running and self.action is not StaleAction.MASK
 
     def position(self, version: str | None) -> int | None:
-        """Return the place of a version in the order; None for a version without an age.
+        """Return the place of a version in the order; None for the version None.
 
         Raises:
             ConfigurationError: The order does not know the version.
         """
-        if version is None or (version in UNNUMBERED and (self.order is None or callable(self.order))):
+        if version is None:
             return None
         if callable(self.order):
-            return self.order(version)
+            try:
+                return self.order(version)
+            except Exception:
+                if version != START:
+                    raise
+                return OLDEST
         if self.order is not None:
             if version in self.order:
                 return self.order.index(version)
-            if version in UNNUMBERED:
-                return None
+            if version == START:
+                return OLDEST
             raise ConfigurationError(f"max_staleness must know all weight versions, got {version!r}: add it to order=")
+        if version == START:
+            return 0
         if version.isdecimal() and version.isascii():
             return int(version)
         raise ConfigurationError(
@@ -116,18 +128,22 @@ class MaxStaleness:
         )
 
     def age(self, version: str | None, current: str | None) -> int | None:
-        """Return the number of updates between a version and the current one; None if one of the two has no place.
+        """Return the number of updates between a version and the current one.
+
+        None: one of the two is None, or versions are numbers and the current one is `default`.
 
         Raises:
             ConfigurationError: The order does not know one of them, or an adapter's tokens are compared with `default`.
         """
         place, now = self.position(version), self.position(current)
-        if place is not None and now is None and current is not None and MARK in str(version):
-            raise ConfigurationError(
-                f"max_staleness must know the current adapter to tell the age of {version!r}, got {current!r}, the "
-                "version of the base weights: pass MaxStaleness(..., current=) with a function that returns a version "
-                "with the adapter"
-            )
+        if current == START and (self.order is None or now == OLDEST):
+            if MARK in str(version):
+                raise ConfigurationError(
+                    f"max_staleness must know the current adapter to tell the age of {version!r}, got {current!r}, the "
+                    "version of the base weights: pass MaxStaleness(..., current=) with a function that returns a "
+                    "version with the adapter"
+                )
+            return None
         return None if place is None or now is None else max(now - place, 0)
 
     def stale(self, versions: Iterable[str | None], current: str | None) -> bool:
@@ -136,6 +152,8 @@ class MaxStaleness:
 
 
 _KNOWN_SECONDS = 0.2  # for which the version that the workers reported is used again
+_PATIENCE = 5.0  # seconds in which a worker is asked again, if none has answered yet
+_PAUSE = 0.5
 
 
 @dataclass(slots=True)
@@ -148,8 +166,10 @@ class StalenessGate:
     """Directory of the ledger that decisions are written to; None: they are not recorded."""
     worker: str = "staleness"
     """Name of the writer, which is part of the names of its files."""
-    _known: str | None = None  # the current version when it was last known
+    _known: str | None = None  # the newest version that is known to have been the current one
     _known_at: float = -math.inf
+    _waits_until: float | None = None  # for a first answer of a worker
+    _sampled: set[str | None] = field(default_factory=set)  # versions not yet looked at
     _writer: LedgerWriter | None = None
 
     def __post_init__(self) -> None:
@@ -159,19 +179,45 @@ class StalenessGate:
                 "report: pass MaxStaleness(..., current=) with a function that returns it"
             )
 
+    def sampled(self, versions: Iterable[str | None]) -> None:
+        """Register versions that sampled tokens: the current one is none before them, even if no worker answers."""
+        if self.rule.current is None:
+            self._sampled.update(versions)
+
     async def current(self) -> str | None:
-        """Return the current version; if no worker answers, the last one that is known."""
+        """Return the current version; if no worker answers, the newest that is known."""
         if self.rule.current is not None:
             given: Any = self.rule.current()
             version: str | None = await given if inspect.isawaitable(given) else given
             return version
         if is_server(self.client) and time.monotonic() - self._known_at > _KNOWN_SECONDS:
-            versions = (await self.client.control.weight_versions()).values()
-            # A worker that restarted reports no place in the order; the others still do, or did before.
-            places = {one: place for one in versions if (place := self.rule.position(one)) is not None}
-            self._known = min(places, key=places.__getitem__, default=self._known or next(iter(versions), None))
+            versions = set(await self._reported(self.client)) - {None}
+            # A worker that restarted has the weights of its start; the others still have the current ones, or had.
+            updated = versions - {START} or versions
+            self._raise_to(min(updated, key=lambda one: self.rule.position(one) or 0, default=None))
             self._known_at = time.monotonic()
+        for one in self._sampled:
+            # The base weights of an adapter say nothing about its age.
+            self._raise_to(None if one is None or MARK in one else one)
+        self._sampled.clear()
         return self._known
+
+    async def _reported(self, engine: ServerEngine) -> Collection[str | None]:
+        """Return the versions of all workers that answer; the first time, wait a little for one."""
+        while True:
+            versions = (await engine.control.weight_versions()).values()
+            if self._waits_until is None:
+                self._waits_until = time.monotonic() + _PATIENCE
+            if versions or time.monotonic() > self._waits_until:
+                self._waits_until = -math.inf
+                return versions
+            await asyncio.sleep(_PAUSE)
+
+    def _raise_to(self, version: str | None) -> None:
+        """Register a version that is the current one, or was; the newest counts."""
+        place, known = self.rule.position(version), self.rule.position(self._known)
+        if place is not None and (known is None or place > known):
+            self._known = version
 
     def decide(
         self,

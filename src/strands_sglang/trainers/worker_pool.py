@@ -83,6 +83,7 @@ async def run_fresh(
         episode = await run(spec)
         if gate is None or episode.end_reason.resumable:
             return episode
+        gate.sampled(episode.metrics.versions)
         decided = gate.decide([episode], await gate.current(), retry=attempt <= gate.rule.retries)
         await gate.flushed()
         if decided.decision is not StalenessDecision.RETRIED:

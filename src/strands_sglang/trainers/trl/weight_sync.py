@@ -25,7 +25,7 @@ import orjson
 from strands_sglang.engine.adapters import MARK, version_with
 from strands_sglang.engine.control import ControlResult, EngineControl
 from strands_sglang.errors import ConfigurationError, EngineError, EngineUnavailableError, RequestRejectedError
-from strands_sglang.runs.staleness import MaxStaleness
+from strands_sglang.runs.staleness import OLDEST, MaxStaleness
 from strands_sglang.trainers.trl.engine_thread import EngineThread
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,6 @@ PATIENCE = 600.0
 """Seconds for which a request to an engine that does not respond is retried."""
 
 _PAUSE, _LONGEST_PAUSE = 1.0, 15.0
-_FOREIGN = -(1 << 31)  # place of a version that another process gave the engine
 _SHARDED = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "TP")
 
 
@@ -336,7 +335,7 @@ class WeightUpdater:
 
     def place(self, version: str) -> int:
         """Return the number of updates before the one that gave weights this name; others are older than all."""
-        return self._places.get(version, _FOREIGN)
+        return self._places.get(version, OLDEST)
 
     def fitted(self, rule: MaxStaleness) -> MaxStaleness:
         """Return a rule that knows the trainer's versions, unless the trainer does not update the engine's weights."""
