@@ -24,11 +24,16 @@ class Server:
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, Any]] = []
+        self.workers: list[str] = []
+        """It is a router of these workers, which forwards every field, and has no `/close_session`."""
 
     async def handle(self, wire: Wire) -> None:
         path = wire.received.path
         body = (await wire.read_body()).json() if wire.received.method == "POST" else {}
-        if path == "/close_session":
+        if path == "/workers" and self.workers:
+            await wire.reply(orjson.dumps({"workers": [{"url": url, "is_healthy": True} for url in self.workers]}))
+            return
+        if path == "/close_session" and not self.workers:
             self.seen.append(("close", body["session_id"]))
             await wire.reply(b"")
             return
@@ -38,7 +43,10 @@ class Server:
         self.seen.append(("generate", body.get("session_id")))
         meta = {"id": body["rid"], "finish_reason": {"type": "stop"}, "prompt_tokens": len(body["input_ids"])}
         meta |= {"output_token_logprobs": [[-0.5, id, None] for id in REPLY], "completion_tokens": 2}
-        await wire.reply(orjson.dumps({"output_ids": REPLY, "text": "x", "meta_info": meta}))
+        answer = {"output_ids": REPLY, "text": "x", "meta_info": meta}
+        if "return_prompt_token_ids" in body:
+            answer["prompt_token_ids"] = body["input_ids"]
+        await wire.reply(orjson.dumps(answer))
 
 
 async def test_session_is_sent_and_closed() -> None:
@@ -52,6 +60,18 @@ async def test_session_is_sent_and_closed() -> None:
             await client.close_session("never-opened")
             await client.generate([1, 2], {"max_new_tokens": 2})
     assert scripted.seen == [("generate", "one"), ("generate", "one"), ("close", "one"), ("generate", None)]
+
+
+async def test_session_behind_a_router_that_forwards_it_is_closed_on_every_worker() -> None:
+    router, workers = Server(), (Server(), Server())
+    with ScriptedServer(workers[0].handle) as one, ScriptedServer(workers[1].handle) as other:
+        router.workers = [one.url, other.url]
+        with ScriptedServer(router.handle) as server:
+            async with SGLangClient(server.url, session_cache=True) as client:
+                await client.generate([1, 2], {"max_new_tokens": 2}, session="one")
+                await client.close_session("one")
+    assert ("generate", "one") in router.seen
+    assert [worker.seen for worker in workers] == [[("close", "one")]] * 2
 
 
 async def test_server_that_is_gone_does_not_fail_the_end_of_an_episode() -> None:

@@ -409,14 +409,19 @@ class EngineControl:
         adapter_names(self._base).retire(name)
         return await self._send("unload_lora_adapter", {"lora_name": name}, timeout=None)
 
-    async def close_session(self, session: str, servers: Iterable[URL]) -> None:
-        """Close a session of the prefix cache on some servers; one that does not answer soon is left out."""
+    async def close_session(self, session: str, used: Iterable[URL]) -> None:
+        """Close a session of the prefix cache at the addresses it was used at; one that does not answer is left out.
+
+        Behind an address that is no worker's, such as a router's, every worker may have it. A worker that does not
+        know it accepts that.
+        """
         pool = await self._pools.open()
+        workers = {worker.url for worker in await self._directory.workers(pool, fresh=False)}
+        servers = {str(url).rstrip("/") for url in used}
+        if not servers <= workers:
+            servers = workers | (servers - {str(self._base).rstrip("/")})
         body = {"session_id": session}
-        closing = (
-            self._send_to(pool, Worker(str(url).rstrip("/")), "close_session", body, _SESSION_SECONDS)
-            for url in servers
-        )
+        closing = (self._send_to(pool, Worker(url), "close_session", body, _SESSION_SECONDS) for url in servers)
         for result in await asyncio.gather(*closing):
             if not result.ok:
                 logger.debug("session=<%s>, worker=<%s> | not closed: %s", session, result.worker, result.message)
