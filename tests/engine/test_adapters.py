@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -10,7 +12,7 @@ import pytest
 
 from strands_sglang import SGLangClient, SGLangModel
 from strands_sglang.engine import AbortPolicy, Generation
-from strands_sglang.engine.adapters import AdapterLists, AdapterNames
+from strands_sglang.engine.adapters import AdapterLists, AdapterNames, _names
 from strands_sglang.errors import ConfigurationError, RequestRejectedError
 from strands_sglang.runs import Task
 from support.rollout_agent import TOKENIZER
@@ -132,6 +134,37 @@ async def test_name_is_known_from_its_first_load() -> None:
             adapters.loaded.clear()  # the server restarted, or another process unloaded it
             with pytest.raises(ConfigurationError, match="'v1' was loaded from /a"):
                 await client.control.load_adapter("v1", "/b")
+
+
+async def test_name_whose_files_were_changed_is_refused(tmp_path: Path) -> None:
+    """The server would say that it has the adapter, and go on with the old files."""
+    (file := tmp_path / "adapter_model.safetensors").write_bytes(b"first")
+    adapters = Adapters()
+    with adapters.server as server:
+        async with SGLangClient(server.url) as client:
+            for _ in range(2):  # written again with the same content, as by a repeated save
+                assert (await client.control.load_adapter("policy", str(tmp_path)))[0].ok
+                file.write_bytes(b"first")
+            file.write_bytes(b"other")
+            with pytest.raises(ConfigurationError, match=r"'policy' was loaded from .* before its files were changed"):
+                await client.control.load_adapter("policy", str(tmp_path))
+            assert (await client.control.load_adapter("policy-v2", str(tmp_path)))[0].ok
+
+
+async def test_name_that_another_process_unloaded_is_refused_by_a_worker() -> None:
+    """A worker's client was pickled; what this process knows is set back, as in a process of its own."""
+    adapters = Adapters()
+    with adapters.server as server:
+        async with SGLangClient(server.url) as client:
+            await client.control.load_adapter("v1", "/a")
+            _names.clear()
+            async with pickle.loads(pickle.dumps(client)) as worker:
+                await worker.generate(PROMPT, {"max_new_tokens": 1}, adapter="v1")
+                await client.control.unload_adapter("v1")
+                worker._adapters._retired.clear()
+                with pytest.raises(RequestRejectedError, match="'v1' must be loaded on every worker"):
+                    await worker.generate(PROMPT, {"max_new_tokens": 1}, adapter="v1")
+    assert len(adapters.requests) == 1
 
 
 async def test_adapter_that_was_loaded_while_another_one_was_looked_for_is_found() -> None:

@@ -7,17 +7,19 @@ A name must always mean the same weights: the server loads an adapter again, fro
 request names one that was unloaded. Therefore names are never used twice, and are checked before they are sampled with.
 
 Invariant: no request is sent for an adapter that this process unloaded, or that a worker did not list when it was last
-asked, or listed with another path than before. A server that does not answer is no reason to refuse: the request finds
-out.
+asked, or listed with another path than before. A client that was sent to another process asks before every call. A
+server that does not answer is no reason to refuse: the request finds out.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
 
 from strands_sglang.errors import ConfigurationError, EngineError, RequestRejectedError
 from strands_sglang.tokens.arrays import VersionSpan
@@ -26,7 +28,8 @@ logger = logging.getLogger(__name__)
 
 MARK = "+lora:"
 """Between the version of the base weights and the name of the adapter."""
-_FRESH_SECONDS = 30.0
+FRESH_SECONDS = 30.0
+"""How long a list of a worker's adapters counts, in the process that loads and unloads them."""
 
 AdapterLists = Mapping[str, Mapping[str, str]]
 """The adapters of each worker that answered, by its URL: names, each with its path."""
@@ -50,31 +53,52 @@ def check_name(name: object) -> None:
         )
 
 
+def content_of(path: str) -> str | None:
+    """Return a digest of an adapter's files; None if its folder is not visible here."""
+    digest, files = hashlib.blake2b(digest_size=16), sorted(Path(path).glob("adapter_*"))
+    try:
+        for one in files:
+            digest.update(f"{one.name}\0{one.stat().st_size}\0".encode())
+            with one.open("rb") as file:
+                while block := file.read(1 << 20):
+                    digest.update(block)
+    except OSError as error:
+        logger.debug("path=<%s>, error=<%s> | could not read an adapter", path, error)
+        return None
+    return digest.hexdigest() if files else None
+
+
 class AdapterNames:
     """What this process knows about the adapters at one address; see `adapter_names`."""
 
     def __init__(self) -> None:
         self._retired: set[str] = set()
         self._paths: dict[str, str] = {}
+        self._contents: dict[str, str] = {}
         self._listed_at: dict[str, float] = {}
         self._listing: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Future[AdapterLists]] = (
             weakref.WeakKeyDictionary()
         )
 
-    def check_new(self, name: str, path: str) -> None:
-        """Raise ConfigurationError if a name was loaded before with another path, or unloaded."""
+    def check_new(self, name: str, path: str, content: str | None) -> None:
+        """Raise ConfigurationError if a name was loaded before from another path or with other content, or unloaded."""
         check_name(name)
-        known = self._paths.get(name)
-        if name in self._retired or known not in (None, path):
-            was = "unloaded" if name in self._retired else f"loaded from {known}"
+        was = "" if self._paths.get(name) in (None, path) else f"loaded from {self._paths[name]}"
+        if content is not None and self._contents.get(name, content) != content:
+            was = f"loaded from {path} before its files were changed"
+        if name in self._retired:
+            was = "unloaded"
+        if was:
             raise ConfigurationError(
                 f"an adapter must be loaded under a name of its own, and {name!r} was {was}: tokens of both would have "
                 "the same version on record. Use a name with the training step, such as policy-v7"
             )
 
-    def loaded(self, name: str, path: str) -> None:
+    def loaded(self, name: str, path: str, content: str | None) -> None:
         """Register that a worker has an adapter from this path."""
         self._paths[name] = path
+        if content is not None:
+            self._contents[name] = content
 
     def retire(self, name: str) -> None:
         """Never sample with a name again."""
@@ -88,18 +112,21 @@ class AdapterNames:
                 "its weights may be others now. Load the adapter under a new name"
             )
 
-    async def check(self, name: str, adapters: Callable[[], Awaitable[AdapterLists]]) -> None:
+    async def check(
+        self, name: str, adapters: Callable[[], Awaitable[AdapterLists]], *, fresh_seconds: float = FRESH_SECONDS
+    ) -> None:
         """Raise an error unless requests may name an adapter.
 
         Args:
             name: The adapter.
             adapters: Asks every worker for its adapters.
+            fresh_seconds: How long an answer counts.
 
         Raises:
             ConfigurationError: The name is impossible.
             RequestRejectedError: It was unloaded, a worker does not have it, or has another one under this name.
         """
-        if name not in self._retired and time.monotonic() - self._listed_at.get(name, float("-inf")) < _FRESH_SECONDS:
+        if name not in self._retired and time.monotonic() - self._listed_at.get(name, float("-inf")) < fresh_seconds:
             return
         check_name(name)
         self.check_kept(name)

@@ -18,7 +18,7 @@ from yarl import URL
 
 from strands_sglang._checks import check_int, check_number
 from strands_sglang._slime_args import settings_from_slime_args
-from strands_sglang.engine.adapters import adapter_names, check_name
+from strands_sglang.engine.adapters import FRESH_SECONDS, adapter_names, check_name
 from strands_sglang.engine.call import Call, WorkerPin, check_header
 from strands_sglang.engine.cancellation import CancelScope
 from strands_sglang.engine.connections import LoopPool, Pools, attempt_timeout
@@ -122,6 +122,7 @@ class SGLangClient:
         self._sessions: dict[str, set[URL]] = {}
         """The open sessions, each with the addresses that its requests were sent to."""
         self._adapters = adapter_names(self._url)
+        self._adapter_seconds = FRESH_SECONDS
         self._server_history = server_history(self._url)
         self._deadline = deadline
         self._headers = dict(headers or {})
@@ -281,7 +282,7 @@ class SGLangClient:
         `adapter` is the name of a loaded LoRA adapter; None: the base weights.
         """
         if adapter is not None:
-            await self._adapters.check(adapter, self.control.adapters)
+            await self._check_adapter(adapter)
         return await prefill(self.control, input_ids, start, images=images, top=top, adapter=adapter)
 
     async def close_session(self, session: str) -> None:
@@ -306,8 +307,11 @@ class SGLangClient:
             return extra
         if named not in (None, adapter):
             raise ConfigurationError(f"adapter and extra['lora_path'] must not differ, got {adapter!r} and {named!r}")
-        await self._adapters.check(adapter, self.control.adapters)
+        await self._check_adapter(adapter)
         return {**(extra or {}), "lora_path": adapter}
+
+    async def _check_adapter(self, adapter: str) -> None:
+        await self._adapters.check(adapter, self.control.adapters, fresh_seconds=self._adapter_seconds)
 
     @property
     def first_contact(self) -> float | None:
@@ -379,6 +383,7 @@ class SGLangClient:
 
 def _rebuild(kind: type[SGLangClient], settings: dict[str, Any], answered: bool = False) -> SGLangClient:
     made = kind(**settings)
+    made._adapter_seconds = 0.0  # the process that pickled it may unload one at any time
     if answered:  # in the process that pickled it: the address is right, so calls here wait for an outage too
         server_history(made.base_url).answered = True
     return made

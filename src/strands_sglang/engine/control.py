@@ -20,7 +20,7 @@ from typing import Any
 import orjson
 from yarl import URL
 
-from strands_sglang.engine.adapters import AdapterLists, adapter_names
+from strands_sglang.engine.adapters import AdapterLists, adapter_names, content_of
 from strands_sglang.engine.connections import JSON_HEADERS, LoopPool, Pools, attempt_timeout, exchange, exchange_json
 from strands_sglang.engine.response import TransientFault
 from strands_sglang.engine.retry import Backoff, Retries, RetryPolicy
@@ -390,10 +390,10 @@ class EngineControl:
             path: Folder with the adapter in PEFT's format, which the workers can read.
 
         Raises:
-            ConfigurationError: The name was used before.
+            ConfigurationError: The name was used before, or the files of this adapter have changed since.
         """
-        names = adapter_names(self._base)
-        names.check_new(name, path)
+        names, content = adapter_names(self._base), await asyncio.to_thread(content_of, path)
+        names.check_new(name, path, content)
         results = await self._send("load_lora_adapter", {"lora_name": name, "lora_path": path}, timeout=None)
         if not all(result.ok for result in results):
             lists = await self.adapters()
@@ -401,7 +401,7 @@ class EngineControl:
                 replace(one, ok=True) if lists.get(one.worker, {}).get(name) == path else one for one in results
             )
         if any(result.ok for result in results):
-            names.loaded(name, path)
+            names.loaded(name, path, content)
         return results
 
     async def unload_adapter(self, name: str) -> tuple[ControlResult, ...]:
