@@ -104,6 +104,22 @@ def test_every_call_has_a_new_directory(rollouts: Rollouts, tmp_path: Path) -> N
         assert_proved(tmp_path / name)
 
 
+def test_a_prompt_that_comes_again_gets_another_seed(rollouts: Rollouts) -> None:
+    def seeds(step: int, process: int = 0, **settings: Any) -> list[int]:
+        func = rollouts(steps(0), client=(engine := PromptEngine(steps(0))), **{"seed": 7, **settings})
+        func(
+            prompts(0, 0),
+            trainer(state=SimpleNamespace(global_step=step), accelerator=Accelerator(process + 1, process)),
+        )
+        return sorted(call.sampling["sampling_seed"] for call in engine.calls)
+
+    found = [seeds(0), seeds(1), seeds(0, process=1), seeds(0, seed=8)]
+    assert len({one for some in found for one in some}) == 8 and seeds(0) == found[0]
+    for wrong in ({"seed": "7"}, {"seed": 7, "sampling_params": {"sampling_seed": 1}}):
+        with pytest.raises(ConfigurationError, match="seed"):
+            rollouts(steps(0), **wrong)
+
+
 def test_completion_length_covers_all_turns(rollouts: Rollouts) -> None:
     func = rollouts(steps(50), limits=Limits(max_turns=40))
     for longest in (5, 60, 100):
@@ -261,7 +277,7 @@ def test_tokens_of_the_last_updates_may_be_trained(weights: Weights, tmp_path: P
             batch = batch_of(func.last.completions, pad=0, longest=None)
         assert [any(mask) for mask in batch["env_mask"]] == [limit == 2] * 3
         weights.samples_from = "default"  # a worker that restarted with the weights it was started with
-        with pytest.raises(EngineError, match=r"sampled by the weights '2', got \['default'\]"):
+        with pytest.raises(EngineError, match=r"sampled by the weights '2', got "):
             func(prompts(0), train)
         weights.samples_from = "never heard of"  # another process gave the engine these: older than all
         with pytest.raises(EngineError, match="another process updates this engine"):

@@ -33,6 +33,8 @@ from strands_sglang.engine.request import has_kept_sets
 from strands_sglang.errors import ConfigurationError, EngineError
 from strands_sglang.runs import Limits, RunOptions, Task, rollout
 from strands_sglang.runs.preflight import SECONDS
+from strands_sglang.runs.recording.seeds import turn_seed
+from strands_sglang.runs.runner import check_seed
 from strands_sglang.runs.staleness import MaxStaleness
 from strands_sglang.trainers.rows import Row
 from strands_sglang.trainers.trl.batch import METRICS, Completion, MaskReason, batch_of, logprob_drift, versions_of
@@ -195,6 +197,7 @@ class TrlRollout:
         tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
         longest = trainer.args.max_completion_length
         rule = MaxStaleness.of(self._options.get("max_staleness")) if training else None
+        seed = self._options.get("seed")
         began = time.monotonic()
         run = self.engine.run(
             rollout(
@@ -211,6 +214,7 @@ class TrlRollout:
                     "directory": directory,
                     "sampling_params": sampling,
                     "max_staleness": None if rule is None else self._updater.fitted(rule),
+                    "seed": None if seed is None else _seed_of_step(seed, trainer),
                     **({} if self._updater.adapter is None else {"adapter": self._updater.adapter}),
                 },
             )
@@ -287,6 +291,12 @@ class TrlRollout:
         step.metrics["sampling/sampling_logp_difference/max"] = drift.max
 
 
+def _seed_of_step(seed: int, trainer: Any) -> int:
+    """Return another seed for every step and process: a prompt may come again, and a group may be of two processes."""
+    process = getattr(trainer.accelerator, "process_index", 0)
+    return turn_seed(seed, f"step {trainer.state.global_step}", f"process {process}", 0)
+
+
 def trl_rollout(
     build: Callable[..., Any],
     *,
@@ -324,6 +334,7 @@ def trl_rollout(
             entropy, clip, loss mask) beside the ledger of each step, for the viewer. Needs `directory`.
         **options: Further arguments of `rollout`: `workers`, `progress`, `tokenizer`, `tool_parser`, `options`, ...
             `RunOptions.preflight` (on by default) also checks that the server serves the model whose weights it gets.
+            A `seed` is that of the training: each step and process derives its own.
 
     Example:
         >>> rollouts = trl_rollout(build, reward=score, base_url="http://127.0.0.1:30000", limits=Limits(max_turns=10))
@@ -341,6 +352,7 @@ def trl_rollout(
         raise ConfigurationError(
             "trainer_values=True needs a directory, where they are written: directory='runs/first'"
         )
+    check_seed(options.get("seed"), {"sampling_params": sampling_params})
     used = SGLangClient(str(base_url), max_connections=concurrency) if client is None else client
     engine = EngineThread(used, owned=client is None)
     check = check_served_model if options.get("options", RunOptions()).preflight else None
