@@ -12,7 +12,7 @@ import pytest
 from strands_sglang.errors import ConfigurationError, LedgerError
 from strands_sglang.tokens import TokenTree
 from strands_sglang.trainers.exports import Advantages, padded_batch
-from strands_sglang.trainers.traces import _training_turn, write_atif, write_training_traces
+from strands_sglang.trainers.traces import _timestamp, _training_turn, write_atif, write_training_traces
 from strands_sglang.trainers.trl import tree_rows
 from support.examples import size
 from support.trainers.recorded_trees import record_trees
@@ -64,8 +64,11 @@ def test_atif_has_every_turn_once(recorded: tuple[Path, dict[str, TokenTree]], t
         assert document["final_metrics"]["total_steps"] == len(document["steps"])
 
 
-def test_atif_has_the_conversation(recorded: tuple[Path, dict[str, TokenTree]], tmp_path: Path) -> None:
-    directory, _ = recorded
+def test_atif_has_the_conversation(
+    recorded: tuple[Path, dict[str, TokenTree]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = Path(recorded[0].name)
+    monkeypatch.chdir(recorded[0].parent)  # paths in the files are from the files, not from here
     kinds = {"observation": 0, "reasoning_content": 0, "tool_calls": 0, "image": 0, "ref": 0, "copied": 0}
     for id, document in documents(directory, tmp_path / "atif", token_ids=False).items():
         embedded = {one["trajectory_id"] for one in document.get("subagent_trajectories", ())}
@@ -77,7 +80,8 @@ def test_atif_has_the_conversation(recorded: tuple[Path, dict[str, TokenTree]], 
             kinds["copied"] += step.get("is_copied_context", False)
             if isinstance(step["message"], list):
                 paths = [part["source"]["path"] for part in step["message"] if part["type"] == "image"]
-                assert paths and all(Path(path).is_file() for path in paths)
+                assert paths and all((tmp_path / "atif" / path).is_file() for path in paths)
+                assert not any(Path(path).is_absolute() for path in paths)
                 kinds["image"] += 1
             for result in step.get("observation", {}).get("results", ()):
                 assert result["content"] == "seen" and result["extra"]["ended_at"].startswith("2027-01-15")
@@ -128,6 +132,11 @@ def test_rounded_logprob_is_told(tmp_path: Path) -> None:
     tree = next(tree for tree in trees.values() if turn in tree.turns)
     line = _training_turn(record, tree, turn, None)
     assert line["per_token_logps"][0] == 0.0 and line["metadata"]["rounded_logprobs"] == [[0, 1e-7]]
+
+
+@pytest.mark.parametrize("time", [1e300, -1e300, float("nan"), float("inf"), True, "1"])
+def test_time_that_no_clock_shows_is_left_out(time: Any) -> None:
+    assert _timestamp(time) in (None, "1970-01-01T00:00:01+00:00") and _timestamp(0) == "1970-01-01T00:00:00+00:00"
 
 
 def loss_terms(directory: Path, tmp_path: Path) -> tuple[int, int]:

@@ -8,6 +8,7 @@ copied context, without tokens. What a format has no field for is in its `extra`
 from __future__ import annotations
 
 import json
+import os
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
@@ -38,7 +39,8 @@ _Step = dict[str, Any]
 def write_atif(source: Ledger | Path | str, folder: Path | str, *, token_ids: bool = True) -> int:
     """Write every finished episode as an ATIF 1.8 trajectory, `TASK.SAMPLE.json`; return the number of files.
 
-    The main branch is the trajectory; the other branches, such as those of sub-agents, are embedded in it.
+    The main branch is the trajectory; the other branches, such as those of sub-agents, are embedded in it. Images stay
+    in the run; their paths are relative to the folder.
 
     Args:
         source: The run: its directory, or its ledger.
@@ -54,7 +56,7 @@ def write_atif(source: Ledger | Path | str, folder: Path | str, *, token_ids: bo
     for record in _finished(source):
         if len(tree := record.tree()):
             task, _, sample = record.id.rpartition("/")
-            document = _Document(record, tree, token_ids).build()
+            document = _Document(record, tree, token_ids, folder).build()
             with replace_file(folder / f"{task}.{sample}.json") as temporary:
                 temporary.write_bytes(orjson.dumps(document))
             count += 1
@@ -155,8 +157,8 @@ def _training_turn(
 class _Document:
     """The ATIF document of one episode."""
 
-    def __init__(self, record: EpisodeRecord, tree: TokenTree, token_ids: bool) -> None:
-        self._record, self._tree, self._token_ids = record, tree, token_ids
+    def __init__(self, record: EpisodeRecord, tree: TokenTree, token_ids: bool, folder: Path) -> None:
+        self._record, self._tree, self._token_ids, self._folder = record, tree, token_ids, folder.resolve()
         self._items = items_of(record, tree)
         self._masks = loss_masks(record, tree)
         self._tools = {str(event.data.get("id")): event for event in record.tools}
@@ -277,9 +279,13 @@ class _Document:
         parts = _text_parts(item["text"])
         for digest in item["images"]:
             path = None if self._record.files is None else self._record.files.find(digest)
-            source = {"media_type": "image/png", "path": digest if path is None else str(path)}
+            source = {"media_type": "image/png", "path": digest if path is None else self._relative(path)}
             parts.append({"type": "image", "source": source})
         return parts
+
+    def _relative(self, path: Path) -> str:
+        """Return the path of a file from where the document is."""
+        return Path(os.path.relpath(path.resolve(), self._folder)).as_posix()
 
     def _agent_step(self, turn: Turn, reply: Sequence[Mapping[str, Any]]) -> _Step:
         step: _Step = {"source": "agent", "message": "", "llm_call_count": 1}
@@ -317,8 +323,11 @@ def _timed(event: Event | None) -> dict[str, Any]:
 
 
 def _timestamp(seconds: Any) -> str | None:
-    """Return Unix seconds as ISO 8601; None if they are not recorded."""
-    return datetime.fromtimestamp(seconds, timezone.utc).isoformat() if isinstance(seconds, (int, float)) else None
+    """Return Unix seconds as ISO 8601; None if they are not recorded, or no time that a clock can show."""
+    try:
+        return datetime.fromtimestamp(seconds, timezone.utc).isoformat() if isinstance(seconds, (int, float)) else None
+    except (OverflowError, ValueError, OSError):
+        return None
 
 
 def _openai_tool(spec: Mapping[str, Any]) -> dict[str, Any]:
