@@ -207,6 +207,25 @@ async def test_wait_for_a_connection_ends(monkeypatch: pytest.MonkeyPatch) -> No
     free.set()
 
 
+async def test_server_that_hangs_delays_only_itself(server: McpServer) -> None:
+    free = threading.Event()
+
+    class Hanging(MCPClient):
+        def start(self) -> MCPClient:
+            free.wait()
+            raise ValueError("too late")
+
+    others = [MCPTools(lambda: Hanging(lambda: None), name="other") for _ in range(9)]  # type: ignore[arg-type, return-value]
+    waiting = [asyncio.ensure_future(one.load()) for one in others]
+    try:
+        assert await asyncio.wait_for(MCPTools(server.connect).load(), 60)
+        assert not any(one.done() for one in waiting)
+    finally:
+        free.set()
+    late = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(one, ToolUnavailableError) for one in late), late
+
+
 async def test_nothing_is_opened_after_the_episode(server: McpServer) -> None:
     tools, late = MCPTools(server.connect, scope="episode"), list[object]()
 

@@ -45,8 +45,10 @@ _LIST_SECONDS = 60.0  # for a server that has started to say which tools it has
 _SHARE = 0.4  # of a tool's time limit: the wait for a call and then for a sign of life end before the limit does
 
 
-_opening = threading.BoundedSemaphore(8)
-"""Connections that are opened at once: each takes its CPU time, which the event loop would wait for."""
+_AT_ONCE = 8
+_opening: dict[str, threading.BoundedSemaphore] = {}
+"""Connections that are opened at once, by the name of the server: each takes its CPU time, which the event loop would
+wait for. A server that hangs delays only those to servers of its name."""
 
 
 class Scope(str, Enum):
@@ -271,7 +273,7 @@ class MCPTools:
         # `start` has a time limit of its own, `list_tools_sync` has none.
         too_late = threading.Timer(_LIST_SECONDS, _stop, (client,))
         try:
-            with _opening:
+            with _opening.setdefault(self.name, threading.BoundedSemaphore(_AT_ONCE)):
                 client.start()
                 too_late.start()
                 tools = list(page := client.list_tools_sync())
