@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,9 @@ from strands_sglang import SGLangModel
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.ledger.event import EventKind
 from strands_sglang.runs import EndReason, Limits, ReplayVerdict, Task, replay
+from strands_sglang.runs.recording import tool_recorder
 from strands_sglang.runs.recording.event_data import raise_location, rebuildable_data, result_of
+from strands_sglang.runs.recording.recorder import EpisodeRecorder
 from support.rollout.agent_kinds import plain, step
 from support.rollout.scripts import (
     RAN,
@@ -92,6 +95,25 @@ def blocks(number: int) -> str:
     FREE.wait(2)
     RAN("blocks woke")
     return "never"
+
+
+async def test_time_of_a_result_is_when_the_tool_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when its episode was scheduled again."""
+    now, ended = [0.0], list[float]()
+
+    async def wait_for_slot(recorder: Any) -> None:
+        now[0] += 100.0
+
+    @tool
+    def notes(number: int) -> str:
+        """Note the time."""
+        ended.append(now[0])
+        return "noted"
+
+    monkeypatch.setattr(EpisodeRecorder, "wait_for_slot", wait_for_slot)
+    monkeypatch.setattr(tool_recorder, "time", SimpleNamespace(monotonic=time.monotonic, time=lambda: now[0]))
+    await run(with_tools(notes), [TASK], PromptEngine(calls("notes")), tmp_path)
+    assert [one["time"] for one in tools_of(tmp_path)] == ended and ended[0] > 0
 
 
 @pytest.mark.parametrize("hanging_tool", [sleeps, ignores_cancellation, blocks], ids=lambda one: one.tool_name)

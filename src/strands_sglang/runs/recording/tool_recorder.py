@@ -67,7 +67,7 @@ class ToolRecorder:
         refusal_message = None if was_refused else recorder.begin_tool(recorded=recorded is not None)
         if refusal_message is not None:
             result = ToolResultEvent(_error_result(call_id, refusal_message))
-            self._write(call, name, arguments, ToolOutcome.REFUSED, result, 0.0)
+            self._write(call, name, arguments, ToolOutcome.REFUSED, result, 0.0, time.time())
             yield result
             return
         if recorded is not None and not recorded.data["calls"] and recorded.data["result"] is not None:
@@ -85,6 +85,7 @@ class ToolRecorder:
             outcome, events = await self._run_limited(context, next_fn, call_id, recorded)
         finally:
             recorder.metrics.tool_seconds += (seconds := time.monotonic() - began)
+            ended = time.time()
         await recorder.wait_for_slot()
         if call_id in recorder.paused_calls:
             await recorder.wait_while_paused()
@@ -106,7 +107,7 @@ class ToolRecorder:
         if outcome is ToolOutcome.RESULT and last.exception is not None:
             outcome = ToolOutcome.RAISED
         if recorded is None or recorder.diverged is not None:
-            self._write(call, name, arguments, outcome, last, seconds)
+            self._write(call, name, arguments, outcome, last, seconds, ended)
         elif recorded.data["result"] is not None:
             outcome = ToolOutcome(recorded.data["outcome"])
             last = result_of(recorded, call_id, recorder.replay_log.files)
@@ -165,7 +166,14 @@ class ToolRecorder:
         await asyncio.wait({task}, timeout=_CANCEL_SECONDS if recorder.diverged is None else self.seconds)
 
     def _write(
-        self, call: Any, name: str, arguments: str, outcome: ToolOutcome, last: ToolResultEvent, seconds: float
+        self,
+        call: Any,
+        name: str,
+        arguments: str,
+        outcome: ToolOutcome,
+        last: ToolResultEvent,
+        seconds: float,
+        ended: float,
     ) -> None:
         call_id = str(call.get("toolUseId"))
         complete = self.recorder.tool_arguments is ToolArguments.RECORD
@@ -182,7 +190,7 @@ class ToolRecorder:
             "seconds": round(seconds, 4),
             "calls": self.recorder.calls_within.get(call_id, 0),
             "within": list(within.get()),
-            "time": round(time.time(), 3),
+            "time": round(ended, 3),
         }
         self.recorder.write(EventKind.TOOL, data)
 
