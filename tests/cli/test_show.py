@@ -26,7 +26,15 @@ from strands_sglang.runs import EndReason, Limits
 from strands_sglang.viewer.token_text import TokenTexts
 from support.cli import exit_code
 from support.families import FAMILIES, tokenizer, tokenizer_path
-from support.ledger.episodes import Recorder, plain_episode, resumed_episode, rich_episode, spoken_episode, written_run
+from support.ledger.episodes import (
+    Recorder,
+    adapted_episode,
+    plain_episode,
+    resumed_episode,
+    rich_episode,
+    spoken_episode,
+    written_run,
+)
 from support.rollout.scripts import FAMILY, PromptEngine, run, steps
 from support.viewer.generated_run import write_generated_run
 
@@ -136,6 +144,15 @@ def test_other_models_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert ids(capsys, tmp_path, "--text", "need a flat") == ["spoken/0"]
     step = json.loads("".join(lines(capsys, 0, str(tmp_path), "spoken", "--json")))["steps"][2]
     assert (step["kind"], step["name"], step["text"]) == ("model", "user", "I need a flat.")
+
+
+def test_adapter_and_staleness_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with written_run(tmp_path, sealed=False) as writer:
+        adapted_episode(writer.write)
+    shown = "\n".join(lines(capsys, 0, str(tmp_path), "adapted"))
+    assert "weights default+lora:policy-v7\n" in shown
+    decided = "staleness dropped: the oldest token of the group has age 3, at most 1; weights default+lora:policy-v10"
+    assert decided in shown
 
 
 def test_wrong_usage(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

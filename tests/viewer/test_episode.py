@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import numpy as np
 import orjson
 import pytest
 
-from strands_sglang.ledger.event import EventKind
+from strands_sglang.ledger.event import Event, EventKind
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.tokens import TokenTree
@@ -19,7 +21,15 @@ from strands_sglang.viewer.drift import drift_view, rendered_view
 from strands_sglang.viewer.episode import episode_view, timeline
 from strands_sglang.viewer.token_text import TokenTexts
 from support.families import tokenizer
-from support.ledger.episodes import Recorder, plain_episode, resumed_episode, rich_episode, spoken_episode, written_run
+from support.ledger.episodes import (
+    Recorder,
+    adapted_episode,
+    plain_episode,
+    resumed_episode,
+    rich_episode,
+    spoken_episode,
+    written_run,
+)
 from support.viewer.recorded_run import FAMILY, HOSTILE
 
 
@@ -80,6 +90,16 @@ def test_everything_of_a_rich_episode_is_there() -> None:
     assert {tool["outcome"] for tool in view["tools"]} == {"result", "timeout"}
     assert view["call_errors"][0]["error"] == "EngineUnavailableError"
     assert len(view["branches"]) == 7 and sum(branch["main"] for branch in view["branches"]) == 1
+
+
+def test_adapter_and_staleness_are_there() -> None:
+    recorder = adapted_episode(lambda data: None)
+    view = episode_view(EpisodeRecord(recorder.id, tuple(recorder.events)))
+    (turn,) = view["turns"]
+    assert turn["versions"] == [["default+lora:policy-v7", 0, 2]] and turn["detail"]["adapter"] == "policy-v7"
+    (decided,) = view["others"]
+    assert (decided["kind"], decided["decision"], decided["age"], decided["limit"]) == ("staleness", "dropped", 3, 1)
+    assert decided["current"] == "default+lora:policy-v10" and decided["ages"] == [["default+lora:policy-v7", 3]]
 
 
 def test_turns_that_form_no_tree_are_a_problem_not_an_error() -> None:
@@ -176,12 +196,64 @@ def test_rendering_again_is_compared_in_place(recorded_run: Path) -> None:
 
 def test_time_line_adds_up(recorded_run: Path) -> None:
     for id in ("helper-1/1", "errors-1/0", "algebra-601/0"):
-        found = timeline(Ledger(recorded_run).episode(id).events, {"seconds": 100.0})
-        own = [span for span in found["spans"] if span[3] == 0]
-        assert (found["total"], found["rest"]) == (100.0, pytest.approx(100.0 - found["placed"]))
-        assert found["placed"] == pytest.approx(max(start + seconds for _, start, seconds, *_ in own), abs=0.01)
+        events = Ledger(recorded_run).episode(id).events
+        for one in (events, without_times(events)):
+            found = timeline(one, {"seconds": 100.0})
+            own = [span for span in found["spans"] if span[3] == 0]
+            assert found["placed"] == pytest.approx(max(start + seconds for _, start, seconds, *_ in own), abs=0.01)
+            assert found["total"] == 100.0 and found["rest"] >= 100.0 - found["placed"] - 0.001
+    assert timeline(without_times(events), {"seconds": 100.0})["rest"] == pytest.approx(100.0 - found["placed"])
     nested = [span for span in timeline(Ledger(recorded_run).episode("helper-1/1").events, {})["spans"] if span[3]]
     assert {span[0] for span in nested} == {"engine", "tool"}
+
+
+def without_times(events: Iterable[Event]) -> list[Event]:
+    """Return the events as an older version wrote them."""
+    kept = []
+    for event in events:
+        data = {name: value for name, value in event.data.items() if name != "time"}
+        if event.kind is EventKind.CALL:
+            data["detail"] = {name: value for name, value in data["detail"].items() if name != "time"}
+        kept.append(replace(event, data=data))
+    return kept
+
+
+def timed(kind: EventKind, ended: Any, seconds: float, *within: str, epoch: int = 0, **data: Any) -> Event:
+    about: dict[str, Any] = {"within": list(within), "name": "n", "id": "c", **data}
+    if kind is EventKind.CALL:
+        about |= {"turn": 0, "detail": {"time": ended, "latency_ms": 1000 * seconds}}
+    else:
+        about |= {"time": ended, "seconds": seconds}
+    return Event("a/0", epoch, 0, kind, about)
+
+
+def test_time_line_has_calls_where_they_were() -> None:
+    now = 1_800_000_000.0
+    events = [
+        timed(EventKind.CALL, now + 2.0, 1.5),  # from 0.5, which is 0 in the picture
+        timed(EventKind.CALL, now + 5.0, 1.0, "c"),
+        timed(EventKind.TOOL, now + 6.0, 3.0),
+        timed(EventKind.CALL_ERROR, None, 0.0, error="E"),
+        timed(EventKind.MODEL, now + 8.0, 0.5),
+        Event("a/0", 1, 0, EventKind.RESUME, {}),
+        timed(EventKind.CALL, now + 90_000.0, 2.0, epoch=1),  # a day later
+        Event("a/0", 1, 0, EventKind.END, {}),
+        timed(EventKind.MODEL, now + 95_000.0, 0.5, epoch=1),  # a judge
+    ]
+    found = timeline(events, {"seconds": 12.0})
+    assert [(kind, start, seconds, depth) for kind, start, seconds, depth, *_ in found["spans"]] == [
+        ("engine", 0.0, 1.5, 0),
+        ("engine", 3.5, 1.0, 1),
+        ("tool", 2.5, 3.0, 0),
+        ("error", 5.5, 0.0, 0),
+        ("model", 7.0, 0.5, 0),
+        ("engine", 7.5, 2.0, 0),
+    ]
+    assert (found["placed"], found["rest"]) == (9.5, 5.0)
+    # Where one call has no time, as of an older version, or none that a clock shows, they follow each other.
+    for missing in (None, 1e300, -1.0, "soon"):
+        stacked = timeline([timed(EventKind.CALL, missing, 1.5), *events[2:5]], {"seconds": 12.0})
+        assert [span[1] for span in stacked["spans"]] == [0.0, 1.5, 4.5, 4.5] and stacked["rest"] == 7.0
 
 
 def test_other_models_are_named(tmp_path: Path) -> None:

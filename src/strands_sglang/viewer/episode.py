@@ -13,6 +13,8 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,7 @@ from strands_sglang.viewer.token_text import TokenTexts
 
 FORMAT = 2  # version of the JSON, which the page checks
 _MAX_DEPTH = 8  # of the time line: tools inside of tools
+_MOST_SECONDS = 1e11  # no clock shows more
 _MAX_RESULT = 200_000  # characters of a tool result that are sent to the page
 
 _CALL_FIELDS = ("turn", "parent", "join", "finish_reason", "finish_detail", "prompt_tokens", "within", "versions")
@@ -273,66 +276,117 @@ def _other_events(events: Sequence[Event], texts: TokenTexts | None) -> list[dic
 
 
 def timeline(events: Sequence[Event], metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return where the seconds of an episode went, from the durations that its events state.
+    """Return where the seconds of an episode went.
 
-    The ledger records how long each engine call and each tool call took, not when it began. Calls of one conversation
-    follow each other; tools of one turn run beside each other, after the call; calls of a sub-agent are inside their
-    tool. Time that no event accounts for (scheduling, hooks, the agent's own code) is the rest and not placed anywhere.
+    Events state when a call ended and how long it took, so each is where it was. A process that took the episode over
+    goes on where the one before it ended: the time between them belongs to nobody. In a ledger of an older version some
+    calls have no time. Then all are stacked: calls of one conversation follow each other; tools of one turn run beside
+    each other, after the call; calls of a sub-agent are inside their tool.
 
     Returns:
         `spans`: lists of kind ("engine", "tool", "model" or "error"), start and duration in seconds, depth (0: the
         agent itself, 1: inside a tool), a label, and the id of the turn or of the tool call, or the number of the
-        event. `placed`: seconds that the spans cover.
-        `total`: seconds of the whole episode; None if it has not ended. `rest`: seconds that no span covers.
+        event; start 0 is that of the first one. `placed`: where the last one ends.
+        `total`: seconds of the whole episode; None if it has not ended. `rest`: seconds that no span covers
+        (scheduling, hooks, the agent's own code).
     """
-    by_within: dict[tuple[str, ...], list[Event]] = {}
+    bars: list[_Bar] = []
     ended = False
     for event in events:
         if event.kind in (EventKind.END, EventKind.RESUME):
             ended = event.kind is EventKind.END
         elif event.kind in _TIMED and not ended:  # a judge that was asked after the end is no part of the episode
-            key = tuple(map(str, as_list(event.data.get("within"))))
-            by_within.setdefault(key, []).append(event)
-    spans: list[list[Any]] = []
-    placed = _lay_out((), 0.0, by_within, spans)
+            bars.append(_bar(event))
+    spans = _by_clock(bars)
+    if spans is None:
+        by_within: dict[tuple[str, ...], list[_Bar]] = {}
+        for bar in bars:
+            by_within.setdefault(bar.within, []).append(bar)
+        _stack((), 0.0, by_within, spans := [])
+    covered = placed = 0.0
+    for start, seconds in sorted((span[1], span[2]) for span in spans):
+        covered += max(0.0, start + seconds - max(start, placed))
+        placed = max(placed, start + seconds)
     total = _seconds(metrics.get("seconds")) or None
-    rest = None if total is None else max(0.0, round(total - placed, 4))
+    rest = None if total is None else max(0.0, round(total - covered, 4))
     return {"spans": spans, "placed": round(placed, 4), "total": total, "rest": rest}
 
 
 _TIMED = (EventKind.CALL, EventKind.TOOL, EventKind.CALL_ERROR, *OF_OTHER_MODELS)
 
 
-def _lay_out(
-    within: tuple[str, ...], start: float, events: Mapping[tuple[str, ...], list[Event]], spans: list[list[Any]]
-) -> float:
-    """Add the spans of the events inside a tool call, or of the agent itself; return when the last one ends."""
+@dataclass(frozen=True, slots=True)
+class _Bar:
+    """What a span shows."""
+
+    kind: str
+    seconds: float
+    label: str
+    target: Any
+    within: tuple[str, ...]
+    epoch: int
+    ended: float | None
+    """Unix time in seconds; None: not recorded."""
+
+    def at(self, start: float) -> list[Any]:
+        """Return the span that starts at a time."""
+        return [self.kind, round(start, 4), self.seconds, min(len(self.within), _MAX_DEPTH), self.label, self.target]
+
+
+def _bar(event: Event) -> _Bar:
+    data, ended = event.data, event.data.get("time")
+    seconds = _seconds(data.get("seconds"))
+    if event.kind is EventKind.CALL:
+        detail = as_dict(data.get("detail"))
+        seconds, ended = _seconds(detail.get("latency_ms")) / 1000, detail.get("time")
+        about: tuple[str, str, Any] = "engine", f"turn {data.get('turn')}", data.get("turn")
+    elif event.kind is EventKind.TOOL:
+        about = "tool", str(data.get("name")), str(data.get("id"))
+    elif event.kind is EventKind.CALL_ERROR:
+        about, seconds, ended = ("error", str(data.get("error")), event.number), 0.0, None
+    else:
+        about = "model", str(data.get("name")), event.number
+    kind, label, target = about
+    within = tuple(map(str, as_list(data.get("within"))))
+    return _Bar(kind, seconds, label, target, within, event.epoch, _seconds(ended) or None)
+
+
+def _by_clock(bars: Sequence[_Bar]) -> list[list[Any]] | None:
+    """Return the spans where they were; None if that of a call is not recorded. Errors follow what ended before."""
+    spans: list[list[Any]] = []
+    end = 0.0
+    for _, group in groupby(bars, key=lambda bar: bar.epoch):
+        of_process = list(group)
+        began = [None if bar.ended is None else bar.ended - bar.seconds for bar in of_process]
+        known = [start for start in began if start is not None]
+        if len(known) < sum(bar.kind != "error" for bar in of_process):
+            return None
+        zero = min(known, default=0.0) - end
+        for bar, start in zip(of_process, began, strict=True):
+            spans.append(bar.at(end if start is None else start - zero))
+            end = max(end, spans[-1][1] + bar.seconds)
+    return spans
+
+
+def _stack(
+    within: tuple[str, ...], start: float, bars: Mapping[tuple[str, ...], list[_Bar]], spans: list[list[Any]]
+) -> None:
+    """Add the spans of what is inside a tool call, or of the agent itself, one after the other."""
     cursor = after_call = start
-    depth = len(within)
-    for event in events.get(within, ()):
-        data = event.data
-        if event.kind is EventKind.CALL:
-            detail = data.get("detail")
-            seconds = _seconds(detail.get("latency_ms") if isinstance(detail, dict) else None) / 1000
-            spans.append(["engine", round(cursor, 4), seconds, depth, f"turn {data.get('turn')}", data.get("turn")])
-            cursor = after_call = cursor + seconds
-        elif event.kind is EventKind.TOOL:
-            id, seconds = str(data.get("id")), _seconds(data.get("seconds"))
-            spans.append(["tool", round(after_call, 4), seconds, depth, str(data.get("name")), id])
-            cursor = max(cursor, after_call + seconds)
-            if depth < _MAX_DEPTH:
-                _lay_out((*within, id), after_call, events, spans)
-        elif event.kind is not EventKind.CALL_ERROR:
-            seconds = _seconds(data.get("seconds"))
-            spans.append(["model", round(cursor, 4), seconds, depth, str(data.get("name")), event.number])
-            cursor = after_call = cursor + seconds
+    for bar in bars.get(within, ()):
+        if bar.kind == "tool":
+            spans.append(bar.at(after_call))
+            cursor = max(cursor, after_call + bar.seconds)
+            if len(within) < _MAX_DEPTH:
+                _stack((*within, bar.target), after_call, bars, spans)
         else:
-            spans.append(["error", round(cursor, 4), 0.0, depth, str(data.get("error")), event.number])
-    return cursor
+            spans.append(bar.at(cursor))
+            if bar.kind != "error":
+                cursor = after_call = cursor + bar.seconds
 
 
 def _seconds(value: Any) -> float:
-    return float(value) if type(value) in (int, float) and value > 0 else 0.0
+    return float(value) if type(value) in (int, float) and 0 < value < _MOST_SECONDS else 0.0
 
 
 def _plain(event: Event, *names: str) -> dict[str, Any]:

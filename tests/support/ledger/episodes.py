@@ -393,6 +393,20 @@ def resumed_episode(sink: Sink, later: Sink | None = None, *, task: str = "resum
     return recorder
 
 
+def adapted_episode(sink: Sink, *, task: str = "adapted", sample: int = 0) -> Recorder:
+    """Record an episode of a LoRA adapter, whose group was dropped because it became too old."""
+    recorder = Recorder(sink, task=task, sample=sample)
+    version = "default+lora:policy-v7"
+    recorder.call(
+        None, context=[1, 2], sampled=[3, 4], versions=[(version, 0, 2)], detail={"adapter": "policy-v7", "time": 1.0}
+    )
+    recorder.reward(1.0)
+    recorder.end()
+    decided = {"limit": 1, "action": "drop", "order": "given", "current": "default+lora:policy-v10", "age": 3}
+    recorder.append(EventKind.STALENESS, {**decided, "ages": [[version, 3]], "decision": "dropped", "time": 2.0})
+    return recorder
+
+
 def reopened_episode(sink: Sink, later: Sink | None = None, *, task: str = "reopened", sample: int = 0) -> Recorder:
     """Record an episode that ended twice, was taken up again each time, and came to its own end: 2 scores count not."""
     later = later or sink

@@ -5,7 +5,7 @@ import { plural, secondsText, versionRange } from "./format.js";
 const LANE_HEIGHT = 26;
 const TURN_HEIGHT = 14;
 const TREE_WIDTH = 1000;
-const TIME_NOTE = "Durations are recorded, the gaps between them are not: what no call accounts for is shown at the end";
+const TIME_NOTE = "What no call accounts for: the gaps between the bars, and what is before the first and after the last; of a ledger without times, all of it is shown at the end";
 
 /** The tree: one lane per branch, turns drawn once, at their position in tokens. */
 export function treeChart(episode, current, choose) {
