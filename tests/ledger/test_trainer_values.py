@@ -109,6 +109,20 @@ def test_what_does_not_fit_is_a_finding(run: Path, line: dict[str, object], word
     assert words in certificate.findings[0].message and not certificate.proved
 
 
+def test_verify_reads_the_last_line_of_a_turn_and_name(run: Path) -> None:
+    name = "n" * 100  # as long names with one beginning
+    write_trainer_values(run, "add/0", 1, entropy=[0.1], loss_mask=[1, 1, 1], **{f"{name}a": [0.1]})
+    assert len(verify(run).findings) == 3
+    for _ in range(5):
+        write_trainer_values(run, "add/0", 1, entropy=[0.1, 0.2], loss_mask=1, **{f"{name}b": 0.1})
+    (finding,) = verify(run).findings
+    assert finding.message.startswith("nnn") and verify(run).trainer_values == 3 * 2
+    write_trainer_values(run, "add/0", 1, **{f"{name}a": 0.1})
+    assert verify(run).proved and verify(run).trainer_values == 4 * 2
+    write_trainer_values(run, "add/0", 1, entropy=[0.1])
+    assert "1 values for 2 sampled tokens" in verify(run).findings[0].message
+
+
 def test_a_token_that_the_ledger_does_not_train(tmp_path: Path) -> None:
     from strands_sglang.tokens import TurnPurpose
 
