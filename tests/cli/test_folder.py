@@ -10,7 +10,7 @@ import pytest
 from strands_sglang.cli.main import main
 from strands_sglang.ledger.figures import Figures
 from strands_sglang.ledger.summary import SummaryRow, run_rows
-from strands_sglang.runs.offline.comparison import compare, recorded_rewards
+from strands_sglang.runs.offline.comparison import compare_figures, recorded_figures
 from support.viewer.generated_training import write_training
 
 
@@ -62,7 +62,7 @@ def test_two_trainings_are_compared(folder: Path, capsys: pytest.CaptureFixture[
     first, second = str(folder / "seed-1"), str(folder / "seed-2")
     assert main(["eval", first, second, "--last-steps", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    wanted = compare(recorded_rewards(first, 1), recorded_rewards(second, 1)).to_dict()
+    wanted = compare_figures(recorded_figures(first, 1), recorded_figures(second, 1)).to_dict()
     assert found == {"a": first, "b": second, **json.loads(json.dumps(wanted))}
     assert main(["eval", first, second]) == 0
     assert capsys.readouterr().out.startswith(f"A: {first}\nB: {second}\n2 tasks in both\n")

@@ -65,7 +65,16 @@ def test_age_is_that_of_the_oldest_token() -> None:
     assert found["age"] == 0.5 and found["versions"] == ["step-9", "step-10"]
     assert Figures.of("run", [row("a", 0, versions=["base"])]).to_dict()["age"] is None
     assert [version_number(name) for name in ("step-12", "v3.final", "base", None)] == [12, 3, None, None]
-    assert {name: one.episodes for name, one in by_version("run", rows).items()} == {"step-10": 2}
+    assert {name: one.episodes for name, one in by_version("run", rows).items()} == {"step-10": 3}
+
+
+def test_a_group_counts_as_a_whole_for_its_newest_version() -> None:
+    """It is trained as a whole: 7 of 8 samples with reward 0 are no group without difference."""
+    rows = [row("a", n, 0.0, versions=["v-9"]) for n in range(7)]
+    rows += [row("a", 7, 1.0, versions=["v-9", "v-10"]), row("b", 0, versions=[None]), row("b", 1, versions=[])]
+    rows += [row("c", 0, 0.5, versions=["default"]), row("c", 1, 0.5, versions=["v-9"])]
+    found = {name: one.to_dict() for name, one in by_version("run", rows).items()}
+    assert {name: (one["episodes"], one["equal"]) for name, one in found.items()} == {"v-10": (8, 0.0), "v-9": (2, 1.0)}
 
 
 rewards = st.lists(st.tuples(st.sampled_from("abc"), st.none() | st.floats(-5, 5)), max_size=30)

@@ -14,19 +14,20 @@ import pytest
 
 from strands_sglang.ledger.figures import Figures
 from strands_sglang.ledger.summary import run_rows
-from strands_sglang.runs.offline.comparison import compare, recorded_rewards
+from strands_sglang.runs.offline.comparison import compare_figures, recorded_figures
 from support.families import tokenizer_path
 from support.ledger.episodes import Recorder, written_run
 from support.viewer.browser import running_chromium, running_viewer, watched_page
 from support.viewer.generated_run import write_generated_run
-from support.viewer.generated_training import write_step, write_training
+from support.viewer.generated_training import write_step, write_training, write_whole_training
 
 pytestmark = pytest.mark.browser
 
 READY = "html[data-ready]"
 PAINT_SECONDS = 1.0
 MEGABYTES = 300
-OPTIONS: dict[str, Any] = {"tasks": 4, "samples": 3, "tokenizer": tokenizer_path("qwen3")}
+WORDS = "A long question with many words in it. " * 4
+OPTIONS: dict[str, Any] = {"tasks": 4, "samples": 3, "tokenizer": tokenizer_path("qwen3"), "words": WORDS}
 HOSTILE = "<img src=x onerror=alert(1)>\u202e"
 
 
@@ -40,7 +41,7 @@ def browser() -> Iterator[Any]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("training") / "runs"
     write_training(path / "seed-1", 6, **OPTIONS)
-    write_training(path / "seed-2", 5, seed=2, best=0.6, words="A long question with many words in it. " * 4, **OPTIONS)
+    write_training(path / "seed-2", 5, seed=2, best=0.6, **OPTIONS)
     with written_run(path / "hostile") as writer:
         for sample in range(2):
             recorder = Recorder(writer.write, task=HOSTILE, sample=sample, prompt=HOSTILE * 8)
@@ -147,7 +148,7 @@ def test_two_trainings_are_compared(opened: Any, folder: Path) -> None:
     page = opened()
     page.keyboard.press("c")
     page.wait_for_selector(".answer")
-    wanted = compare(recorded_rewards(folder / "seed-1"), recorded_rewards(folder / "seed-2"))
+    wanted = compare_figures(recorded_figures(folder / "seed-1"), recorded_figures(folder / "seed-2"))
     assert wanted.reward.value is not None and wanted.reward.interval is not None
     shown = page.locator(".versus-figure").first.inner_text().replace("−", "-")
     for value in (wanted.reward.value, *wanted.reward.interval):
@@ -168,6 +169,36 @@ def test_two_trainings_are_compared(opened: Any, folder: Path) -> None:
     assert "/run/seed-2%2F" in page.url
 
 
+def test_a_training_in_one_run_has_its_curve_over_weights(browser: Any, tmp_path: Path) -> None:
+    """And its evaluations apart; what two of them ask under one id may differ."""
+    for first in (0, 1):
+        write_whole_training(tmp_path / "runs" / f"run-{first}", first=first)
+    with running_viewer(tmp_path / "runs") as address, watched_page(browser, address) as watched:
+        page = watched.page
+        page.goto(address)
+        until(page, "document.querySelectorAll('.series').length === 4")
+        assert page.locator(".segments .on").inner_text() == "weights"
+        names = ["run-0", "run-1", "run-0 (eval)", "run-1 (eval)"]
+        assert page.eval_on_selector_all(".series span:first-of-type", "all => all.map(one => one.innerText)") == names
+        assert "2 to 8 kinds" in page.locator("[data-key=kinds]").inner_text()
+        page.locator(".segments button").first.click()
+        until(page, "document.querySelectorAll('.series').length === 2")
+        assert [one.split("\n")[0] for one in page.locator(".series").all_inner_texts()] == [
+            "single runs",
+            "single runs (eval)",
+        ]
+        page.keyboard.press("c")
+        page.wait_for_selector(".compare-page .empty")
+        assert (
+            "2 tasks with the same id and another prompt in B: left out" in page.locator(".compare-page").inner_text()
+        )
+        options = page.eval_on_selector_all("select[aria-label='Run A'] option", "all => all.map(one => one.value)")
+        assert options == ["run-1", "run-0", "run-1 (eval)", "run-0 (eval)"]
+        page.evaluate("location.hash = 'p=compare&a=run-0 (eval)&b=run-1 (eval)'")
+        until(page, "document.querySelectorAll('.answer').length === 2")
+        assert page.locator(".task-line").count() == 2
+
+
 def test_two_runs_are_chosen_in_the_list(opened: Any) -> None:
     page = opened()
     for step in (5, 0):
@@ -180,7 +211,7 @@ def test_tasks_lead_to_groups_and_samples(opened: Any, folder: Path) -> None:
     page = opened()
     page.keyboard.press("b")
     page.wait_for_selector(".tasks .table-row")
-    rewards = recorded_rewards(folder / "seed-1")
+    rewards = {id: task.rewards for id, task in recorded_figures(folder / "seed-1").tasks.items()}
     rows = page.locator(".tasks .table-row")
     assert rows.count() == len(rewards) == 4
     assert rows.first.locator(".col-mean").inner_text() == f"{sum(rewards['add-0']) / len(rewards['add-0']):.2f}"

@@ -24,7 +24,7 @@ from strands_sglang.viewer.index import RunIndex
 from strands_sglang.viewer.training import TrainingIndex, _spread
 from strands_sglang.viewer.training_server import TrainingViewer, _FolderHandlers
 from support.ledger.episodes import Recorder, plain_episode, written_run
-from support.viewer.generated_training import write_step, write_training
+from support.viewer.generated_training import write_step, write_training, write_whole_training
 
 OPTIONS: dict[str, Any] = {"tasks": 2, "samples": 2}
 
@@ -159,6 +159,32 @@ def test_weight_versions_are_at_their_number(tmp_path: Path) -> None:
         assert [point["x"] for point in points] == wanted
 
 
+def test_evaluations_within_a_training_are_a_curve_of_their_own(tmp_path: Path) -> None:
+    write_whole_training(tmp_path / "first")
+    index = refreshed(tmp_path)
+    curves = index.curves("weights")
+    shown = {name: [(point["label"], point["reward"], point["equal"]) for point in curves[name]] for name in curves}
+    assert shown == {
+        "first": [("weights 1", 0.5, 0.0), ("weights 2", 0.5, 0.0)],
+        "first (eval)": [("weights default", 1.0, None), ("weights 1", 1.0, None)],
+    }
+    assert index.usual_curves() == "weights" and curves["first (eval)"][0]["runs"] == ["first"]
+    by_step = index.curves("step")
+    assert {name: points[0]["episodes"] for name, points in by_step.items()} == {"": 4, " (eval)": 2}
+    assert list(index.figures("first").tasks) == ["g0", "g1"]
+    assert sorted(index.figures("first (eval)").tasks) == ["eval.77", "eval.77.1"]
+    (line,) = [one.to_dict() for one in index.runs()]
+    assert line["evaluated"] and line["figures"]["episodes"] == 6, "the list of runs shows all that was recorded"
+
+
+def test_curves_run_over_weights_only_where_no_run_is_a_step(recorded: Path, tmp_path: Path) -> None:
+    assert refreshed(recorded).usual_curves() == "step"
+    assert refreshed(recorded / "alone").usual_curves() == "step", "one version is no curve"
+    write_whole_training(tmp_path / "first")
+    shutil.copytree(recorded / "seed-2", tmp_path / "seed-2")
+    assert refreshed(tmp_path).usual_curves() == "step"
+
+
 def test_rows_have_the_order_of_their_events(tmp_path: Path) -> None:
     names = [f"task-{number}" for number in (*range(7, 20), *range(7))]
     with written_run(tmp_path) as writer:
@@ -204,6 +230,7 @@ async def answer(client: TestClient[Any, Any], path: str, status: int = 200) -> 
 
 async def test_the_list_is_sent_when_it_changed(client: TestClient[Any, Any]) -> None:
     found = await answer(client, "/api/training?since=-1")
+    assert found["by"] == "step" and (await answer(client, "/api/training?since=-1&by=weights"))["by"] == "weights"
     assert [run["name"] for run in found["runs"]][:2] == ["alone", "seed-1/step-000000"]
     assert all(run["figures"]["episodes"] == 4 for run in found["runs"])
     assert await answer(client, f"/api/training?since={found['version']}") == {

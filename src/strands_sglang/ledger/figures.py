@@ -32,6 +32,8 @@ _LARGEST_REWARD = 1e60  # beyond it, sums of squares overflow
 _NUMBER = re.compile(r"(\d{1,15})\D*$")
 _KIND = re.compile(r"[-_/.:# ]?\d+$")
 
+EVALUATION_TASK = "eval."
+"""What the id of a task begins with if an evaluation within a run asks it."""
 Place = tuple[str, str]
 """Name of a run and id of an episode."""
 
@@ -42,6 +44,8 @@ class TaskFigures:
 
     task: str
     prompt: str = ""
+    questions: set[str] = field(default_factory=set)
+    """Digests of its prompts: several if its id stands for several questions."""
     episodes: int = 0
     rewards: array[float] = field(default_factory=lambda: array("d"))
     places: list[Place] = field(default_factory=list)
@@ -113,6 +117,8 @@ class Figures:
         self.episodes += 1
         task = self.tasks.setdefault(row["task_id"], TaskFigures(row["task_id"], row["prompt"]))
         task.episodes += 1
+        if row["question"]:
+            task.questions.add(row["question"])
         reward = row["reward"]
         if reward is not None and abs(reward) <= _LARGEST_REWARD:
             task.rewards.append(reward)
@@ -150,6 +156,7 @@ class Figures:
         for id, task in part.tasks.items():
             known = self.tasks.setdefault(id, TaskFigures(id, task.prompt))
             known.episodes += task.episodes
+            known.questions |= task.questions
             known.rewards.extend(task.rewards)
             known.places.extend(task.places)
             known.groups += task.groups
@@ -213,13 +220,41 @@ def version_number(name: str | None) -> int | None:
     return None if found is None else int(found[1])
 
 
+def version_order(name: str) -> tuple[Any, ...]:
+    """Return a key that sorts weight versions: names without a number, such as "default", are before the others."""
+    return version_number(name) is not None, natural_key(name)
+
+
 def by_version(run: str, rows: Iterable[SummaryRow]) -> dict[str, Figures]:
-    """Return the figures of the episodes that each weight version finished, by its name."""
-    parts: dict[str, list[SummaryRow]] = {}
+    """Return the figures of the groups that each weight version finished, by its name.
+
+    A group is trained as a whole, so it counts as a whole for the newest version that finished one of its episodes.
+    """
+    groups: dict[str, list[SummaryRow]] = {}
     for row in rows:
-        if row["versions"] and row["versions"][-1] is not None:
-            parts.setdefault(row["versions"][-1], []).append(row)
+        groups.setdefault(row["task_id"], []).append(row)
+    parts: dict[str, list[SummaryRow]] = {}
+    for group in groups.values():
+        finished = [name for row in group if row["versions"] and (name := row["versions"][-1]) is not None]
+        if finished:
+            parts.setdefault(max(finished, key=version_order), []).extend(group)
     return {name: Figures.of(run, part) for name, part in parts.items()}
+
+
+def evaluation_apart(rows: Iterable[SummaryRow]) -> tuple[list[SummaryRow], list[SummaryRow]]:
+    """Return the rows of a run, and apart those of the evaluations within it: their tasks' ids begin with "eval.".
+
+    A run with nothing but evaluations is whole.
+    """
+    parts: tuple[list[SummaryRow], list[SummaryRow]] = ([], [])
+    for row in rows:
+        parts[is_evaluation(row)].append(row)
+    return parts if parts[0] else (parts[1], [])
+
+
+def is_evaluation(row: SummaryRow) -> bool:
+    """Return whether an episode belongs to an evaluation within a run, as slime makes them."""
+    return row["task_id"].startswith(EVALUATION_TASK)
 
 
 def _share(part: float, whole: float) -> float | None:

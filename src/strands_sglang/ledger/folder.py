@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 from strands_sglang._terminal import natural_key
 
+EVALUATION = " (eval)"
+"""What the name of a training's evaluations has after that of the training."""
 _DEPTH = 4  # levels of folders below the given one
 _STEP = re.compile(r"(?:step|rollout|iteration|iter|update)[-_]?(\d{1,12})(-eval)?(?:-rank\d+)?(?:\.(\d{1,6}))?")
 
@@ -85,4 +87,4 @@ def _place(path: Path, base: Path) -> RunPlace:
         return RunPlace(name, path)
     training = name.rpartition("/")[0] or base.resolve().name or "training"
     step, evaluation, attempt = found.groups()
-    return RunPlace(name, path, training + (" (eval)" if evaluation else ""), int(step), int(attempt or 0))
+    return RunPlace(name, path, training + (EVALUATION if evaluation else ""), int(step), int(attempt or 0))

@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 
 import orjson
 
-from strands_sglang._json import as_dict, as_list, jsonable
+from strands_sglang._json import as_dict, as_list, dump_text, jsonable
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.encoding import EventHead, decoded_head
 from strands_sglang.ledger.event import AFTER_END, OF_OTHER_MODELS, EventKind
@@ -74,6 +74,8 @@ class SummaryRow(TypedDict):
     """Seconds spent waiting for tools, summed over calls."""
     prompt: str
     """First `TEXT_CHARACTERS` characters of the task's prompt."""
+    question: str
+    """Digest of the task's whole prompt, 8 hex digits: tasks with another one ask something else; "": unknown."""
     text: str
     """First `TEXT_CHARACTERS` characters of the final text."""
     epoch: int
@@ -231,7 +233,10 @@ def _light(head: EventHead) -> dict[str, Any]:
         return _end_values(data)
     if head.kind is EventKind.BEGIN:
         return {
-            "task": {"id": _scalar(as_dict(data.get("task")).get("id")), "prompt": _prompt(data)},
+            "task": {
+                **{"id": _scalar(as_dict(data.get("task")).get("id")), "prompt": _prompt(data)},
+                "question": _question(data),
+            },
             "sample": _scalar(data.get("sample")),
             "fingerprint": _digests(data),
         }
@@ -329,7 +334,13 @@ def _begin_values(id: str, begin: Mapping[str, Any]) -> dict[str, Any]:
         "task_id": as_dict(begin.get("task")).get("id", task),
         "sample": begin.get("sample", int(sample) if sample.isascii() and sample.isdigit() else 0),
         "prompt": _prompt(begin),
+        "question": as_dict(begin.get("task")).get("question"),
     }
+
+
+def _question(begin: Mapping[str, Any]) -> str:
+    prompt = as_dict(begin.get("task")).get("prompt")
+    return digest_of(dump_text(prompt))[:8] if prompt else ""
 
 
 def _prompt(begin: Mapping[str, Any]) -> str:

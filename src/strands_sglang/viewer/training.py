@@ -20,9 +20,10 @@ from typing import Any
 from strands_sglang._json import as_dict
 from strands_sglang._terminal import natural_key
 from strands_sglang.errors import LedgerError
-from strands_sglang.ledger.figures import Figures, by_version, version_number
-from strands_sglang.ledger.folder import RunPlace, find_runs, last_steps, newest_attempts
+from strands_sglang.ledger.figures import Figures, by_version, evaluation_apart, version_number, version_order
+from strands_sglang.ledger.folder import EVALUATION, RunPlace, find_runs, last_steps, newest_attempts
 from strands_sglang.ledger.run_dir import read_run
+from strands_sglang.ledger.summary import SummaryRow
 from strands_sglang.viewer.index import RunIndex
 from strands_sglang.viewer.verdict import run_state
 
@@ -35,14 +36,28 @@ _LIVE_SECONDS = 60.0  # after its last change, a run without a seal counts as be
 
 
 @dataclass(slots=True)
+class Part:
+    """What one curve shows of a run: its training, or the evaluations within it."""
+
+    name: str
+    """That of the run, for evaluations with `EVALUATION` after it."""
+    place: RunPlace
+    """That of the run; `training` is the one of the curve."""
+    figures: Figures | None = None  # None: it was not read yet
+    versions: dict[str, Figures] = field(default_factory=dict)
+    created: float = 0.0
+
+
+@dataclass(slots=True)
 class KnownRun:
     """A run and what was read of it."""
 
     place: RunPlace
+    parts: list[Part]
+    """Its training, or all of it; then the evaluations within it, if there are some."""
     state: list[list[Any]] = field(default_factory=list)  # of the files that were read
     about: dict[str, Any] = field(default_factory=dict)
-    figures: Figures | None = None  # None: it was not read yet
-    versions: dict[str, Figures] = field(default_factory=dict)
+    figures: Figures | None = None  # of all episodes; None: it was not read yet
     error: str = ""
 
     @property
@@ -59,7 +74,7 @@ class KnownRun:
         """Return a line of the page's list."""
         return {
             **{"name": self.place.name, "training": self.place.training, "step": self.place.step, **self.about},
-            **{"live": self.live, "changed": self.changed, "error": self.error},
+            **{"live": self.live, "changed": self.changed, "error": self.error, "evaluated": len(self.parts) > 1},
             "figures": None if self.figures is None else self.figures.to_dict(),
         }
 
@@ -95,10 +110,10 @@ class TrainingIndex:
         with self._lock:
             return sorted(self._runs.values(), key=lambda one: natural_key(one.place.name))
 
-    def chosen(self, name: str, last: int | None = None) -> list[KnownRun]:
+    def chosen(self, name: str, last: int | None = None) -> list[Part]:
         """Return a run, or the steps of a training: its `last` ones, None: all. LedgerError for an unknown name."""
-        known = self.runs()
-        found = [one for one in known if one.place.name == name]
+        known = [part for one in self.runs() for part in one.parts]
+        found = [one for one in known if one.name == name]
         found = found or _newest(one for one in known if one.place.training == name)
         if not found:
             raise LedgerError(f"{self.folder} has no run and no training {name!r:.200}")
@@ -114,12 +129,20 @@ class TrainingIndex:
 
         `by`: "step": a point for each step, or run; "weights": a point for each weight version.
         """
-        series: dict[str, list[KnownRun]] = {}
-        for one in self.runs():  # by weights, a run that is no step is a training of its own
-            alone = by == "weights" and one.place.step is None
-            series.setdefault(one.place.name if alone else one.place.training, []).append(one)
-        points = {name: _by_weights(runs) if by == "weights" else _by_step(runs) for name, runs in series.items()}
+        series: dict[str, list[Part]] = {}
+        for part in (part for one in self.runs() for part in one.parts):
+            # By weights, a run that is no step is a training of its own.
+            alone = by == "weights" and part.place.step is None
+            series.setdefault(part.name if alone else part.place.training, []).append(part)
+        points = {name: _by_weights(parts) if by == "weights" else _by_step(parts) for name, parts in series.items()}
         return {name: found for name, found in points.items() if found}
+
+    def usual_curves(self) -> str:
+        """Return what curves run over unless one chooses: weights, if no run is a step and one has several versions."""
+        runs = self.runs()
+        steps = any(one.place.step is not None for one in runs)
+        grows = any(len(part.versions) > 1 for one in runs for part in one.parts)
+        return "weights" if grows and not steps else "step"
 
     # --- the background thread ----------------------------------------------------------------------------------------
 
@@ -165,7 +188,9 @@ class TrainingIndex:
         with self._lock:
             if list(found) == list(self._runs):
                 return
-            self._runs = {name: self._runs.get(name) or KnownRun(place) for name, place in found.items()}
+            self._runs = {
+                name: self._runs.get(name) or KnownRun(place, [Part(name, place)]) for name, place in found.items()
+            }
             self.version += 1
 
     def _read(self, known: KnownRun, state: list[list[Any]]) -> None:
@@ -181,13 +206,12 @@ class TrainingIndex:
                 del self._followed[next(iter(self._followed))]
         error = ""
         about: dict[str, Any] = {"sealed": sealed, "created": None}
-        figures, versions = Figures(), dict[str, Figures]()
+        figures, parts = Figures(), [Part(name, known.place, Figures())]
         try:
             created = as_dict(read_run(path)).get("created")
             about["created"] = created if type(created) in (int, float) else None
             index.refresh()
-            rows = index.rows()
-            figures, versions = Figures.of(name, rows), by_version(name, rows)
+            figures, parts = _figures(known.place, index.rows(), about["created"] or 0.0)
         except (OSError, LedgerError) as problem:
             error = str(problem)
         except Exception as problem:  # whatever is wrong with a run, the others are read
@@ -195,12 +219,25 @@ class TrainingIndex:
             error = f"{type(problem).__name__}: {problem}"
         with self._lock:
             known.state, known.about, known.error = state, about, error
-            known.figures, known.versions = figures, versions
+            known.figures, known.parts = figures, parts
             self.version += 1
 
 
-def _newest(runs: Iterable[KnownRun]) -> list[KnownRun]:
-    found = {one.place: one for one in runs}
+def _figures(place: RunPlace, rows: list[SummaryRow], created: float) -> tuple[Figures, list[Part]]:
+    """Return the figures of all rows of a run, and its parts."""
+    name, whole = place.name, Figures.of(place.name, rows)
+    trained, evaluated = evaluation_apart(rows)
+    if not evaluated:
+        return whole, [Part(name, place, whole, by_version(name, rows), created)]
+    apart = place._replace(training=place.training + EVALUATION)
+    return whole, [
+        Part(name, place, Figures.of(name, trained), by_version(name, trained), created),
+        Part(name + EVALUATION, apart, Figures.of(name, evaluated), by_version(name, evaluated), created),
+    ]
+
+
+def _newest(parts: Iterable[Part]) -> list[Part]:
+    found = {one.place: one for one in parts}
     return [found[place] for place in newest_attempts(found)]
 
 
@@ -208,33 +245,33 @@ def _point(x: float, label: str, runs: list[str], figures: Figures) -> dict[str,
     return {"x": x, "label": label, "runs": runs, **figures.to_dict()}
 
 
-def _by_step(runs: list[KnownRun]) -> list[dict[str, Any]]:
+def _by_step(parts: list[Part]) -> list[dict[str, Any]]:
     """Return a point for each step, of all its ranks together; for runs that are no steps, in order of their begin."""
-    steps: dict[int, list[KnownRun]] = {}
+    steps: dict[int, list[Part]] = {}
     loose = []
-    for one in _newest(one for one in runs if one.figures is not None and one.figures.episodes):
+    for one in _newest(one for one in parts if one.figures is not None and one.figures.episodes):
         if one.place.step is None:
             loose.append(one)
         else:
             steps.setdefault(one.place.step, []).append(one)
     points = []
-    for step, parts in sorted(steps.items()):
-        figures = Figures.merged(part.figures for part in parts if part.figures is not None)
-        points.append(_point(step, f"step {step}", [part.place.name for part in parts], figures))
-    loose.sort(key=lambda one: (one.about.get("created") or 0, natural_key(one.place.name)))
+    for step, same in sorted(steps.items()):
+        figures = Figures.merged(part.figures for part in same if part.figures is not None)
+        points.append(_point(step, f"step {step}", [part.place.name for part in same], figures))
+    loose.sort(key=lambda one: (one.created, natural_key(one.name)))
     for number, one in enumerate(loose):
         if one.figures is not None:
             points.append(_point(number, one.place.name, [one.place.name], one.figures))
     return points
 
 
-def _by_weights(runs: list[KnownRun]) -> list[dict[str, Any]]:
+def _by_weights(parts: list[Part]) -> list[dict[str, Any]]:
     """Return a point for each weight version, at its number if the names have numbers that grow."""
-    parts: dict[str, list[tuple[str, Figures]]] = {}
-    for one in _newest(runs):
+    versions: dict[str, list[tuple[str, Figures]]] = {}
+    for one in _newest(parts):
         for version, figures in one.versions.items():
-            parts.setdefault(version, []).append((one.place.name, figures))
-    ordered = sorted(parts.items(), key=lambda item: natural_key(item[0]))
+            versions.setdefault(version, []).append((one.place.name, figures))
+    ordered = sorted(versions.items(), key=lambda item: version_order(item[0]))
     numbers = [number for version, _ in ordered if (number := version_number(version)) is not None]
     if len(numbers) < len(ordered) or sorted(set(numbers)) != numbers:
         numbers = list(range(len(ordered)))

@@ -1,7 +1,8 @@
 """The viewer of a folder of runs: `TrainingViewer`.
 
     /                            the page of the folder; /static/... as for one run
-    /api/training?since=N&by=    list and curves (`training.py`), if anything changed after version N; by=step, weights
+    /api/training?since=N&by=    list and curves (`training.py`), if anything changed after version N; by=step, weights,
+                                 or nothing: what fits
     /api/tasks?of=NAME&last=N    the figures of every task, of a run or a training (its last N steps)
     /api/compare?a=&b=&last=     two runs or trainings on the same tasks
     /api/proved?name=            the verdict of a run, computed when it is asked for, one run at a time
@@ -24,7 +25,7 @@ from aiohttp import web
 from strands_sglang._json import jsonable
 from strands_sglang._version import __version__
 from strands_sglang.errors import LedgerError
-from strands_sglang.runs.offline.comparison import compare
+from strands_sglang.runs.offline.comparison import compare_figures
 from strands_sglang.viewer.server import RunHandlers, RunViewer, checked_token, guarded_app, json_answer, static_handler
 from strands_sglang.viewer.training import TrainingIndex, tasks_of
 from strands_sglang.viewer.verdict import RunVerdict
@@ -89,12 +90,12 @@ class _FolderHandlers:
 
     def _training(self, query: Any) -> bytes:
         index = self.viewer.index
-        version, complete, by = index.version, index.complete.is_set(), query.get("by", "step")
+        version, complete = index.version, index.complete.is_set()
         answer: dict[str, Any] = {"version": version, "complete": complete}
         if query.get("since") != f"{version}":
-            folder = self.viewer.folder.resolve()
-            answer |= {"path": str(folder), "name": folder.name, "program": __version__, "curves": index.curves(by)}
-            answer["runs"] = [one.to_dict() for one in index.runs()]
+            folder, by = self.viewer.folder.resolve(), query.get("by") or index.usual_curves()
+            answer |= {"path": str(folder), "name": folder.name, "program": __version__}
+            answer |= {"by": by, "curves": index.curves(by), "runs": [one.to_dict() for one in index.runs()]}
         return orjson.dumps(jsonable(answer))
 
     async def tasks(self, request: web.Request) -> web.StreamResponse:
@@ -107,8 +108,7 @@ class _FolderHandlers:
 
     def _compared(self, query: Any) -> bytes:
         both = [self.viewer.index.figures(query.get(name, ""), _last(query)) for name in "ab"]
-        rewards = [{id: task.rewards for id, task in figures.tasks.items()} for figures in both]
-        found = compare(*rewards).to_dict()
+        found = compare_figures(*both).to_dict()
         for line in found["tasks"]:
             tasks = [figures.tasks[line["task"]] for figures in both]
             line["best"] = [task.extreme(max) for task in tasks]

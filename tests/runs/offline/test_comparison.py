@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.summary import run_rows
-from strands_sglang.runs.offline.comparison import compare, difference_interval, recorded_rewards
+from strands_sglang.runs.offline.comparison import compare, compare_figures, difference_interval, recorded_figures
 from strands_sglang.runs.offline.evaluation import mean_interval
+from support.ledger.episodes import Recorder, written_run
 from support.viewer.generated_training import write_step
 
 
@@ -65,6 +67,34 @@ def test_nothing_in_common() -> None:
     assert found.text(("a", "b")).startswith("A: a\nB: b\n0 tasks in both; 1 task only in a; 1 task only in b")
 
 
+def asked(path: Path, prompts: dict[str, Any]) -> Path:
+    with written_run(path) as writer:
+        for task, prompt in prompts.items():
+            recorder = Recorder(writer.write, task=task, sample=0, prompt=prompt)
+            recorder.call(None, context=[1], sampled=[2])
+            recorder.reward(1.0)
+            recorder.end()
+    return path
+
+
+def test_tasks_with_one_id_and_other_prompts_are_no_pair(tmp_path: Path) -> None:
+    """Ids such as `g3` number the groups of one run: in another order, they are other questions."""
+    long = "Answer step by step. " * 20
+    first = asked(tmp_path / "a", {"g0": "2 + 2?", "g1": f"{long}3 + 3?", "g2": [{"text": "Look."}, {"image": {}}]})
+    second = asked(tmp_path / "b", {"g0": "2 + 2?", "g1": f"{long}4 + 4?", "g2": [{"text": "Look."}], "g3": "5?"})
+    found = compare_figures(recorded_figures(first), recorded_figures(second))
+    assert [task.id for task in found.tasks] == ["g0"] and found.to_dict()["other"] == 2 and found.only == (0, 1)
+    assert found.text(("a", "b")).splitlines()[2] == (
+        "1 task in both; 2 tasks with the same id and another prompt, left out; 1 task only in b"
+    )
+
+
+def test_evaluations_within_a_training_are_not_compared_with_it(tmp_path: Path) -> None:
+    trained = asked(tmp_path / "a", {"g0": "2 + 2?", "eval.77": "7?"})
+    assert list(recorded_figures(trained).tasks) == ["g0"]
+    assert list(recorded_figures(asked(tmp_path / "b", {"eval.77": "7?"})).tasks) == ["eval.77"], "nothing else"
+
+
 def test_rewards_of_a_run_and_of_a_training(tmp_path: Path) -> None:
     for step in range(3):
         write_step(tmp_path / "grpo", step, tasks=2, samples=2)
@@ -75,12 +105,12 @@ def test_rewards_of_a_run_and_of_a_training(tmp_path: Path) -> None:
     for rows in steps.values():
         for row in rows:
             wanted.setdefault(row["task_id"], []).append(row["reward"] or 0.0)
-    found = recorded_rewards(tmp_path / "grpo")
-    assert {task: sorted(rewards) for task, rewards in found.items()} == {
+    found = recorded_figures(tmp_path / "grpo")
+    assert {id: sorted(task.rewards) for id, task in found.tasks.items()} == {
         task: sorted(rewards) for task, rewards in wanted.items()
     }
-    assert sum(map(len, recorded_rewards(tmp_path / "grpo", 1).values())) == 4
-    assert recorded_rewards(tmp_path / "grpo" / "step-000002") == recorded_rewards(tmp_path / "grpo", 1)
+    last = recorded_figures(tmp_path / "grpo", 1).to_dict()
+    assert last["scored"] == 4 and last == recorded_figures(tmp_path / "grpo" / "step-000002").to_dict()
     for wrong in (tmp_path, tmp_path / "none"):
         with pytest.raises(LedgerError, match="must be the directory of a run or of a training"):
-            recorded_rewards(wrong)
+            recorded_figures(wrong)

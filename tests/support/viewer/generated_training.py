@@ -84,6 +84,23 @@ def _episode(recorder: Recorder, rng: random.Random, step: int, learnt: float, r
     recorder.end(ended, text=said, time=BEGAN + STEP_SECONDS * step + rng.random() * 30, metrics=metrics)
 
 
+def write_whole_training(folder: Path, *, first: int = 0) -> Path:
+    """Write a training in one run, as slime does: two groups, over three weight versions, and two evaluations.
+
+    `first`: number in the first question, so that trainings with another one ask other questions.
+    """
+    with written_run(folder) as writer:
+        for number, names in enumerate((("default", "1"), ("1", "2"))):
+            asked = [(f"g{number}", sample, f"{number + first} + 1?", name) for sample, name in enumerate(names)]
+            again = f".{number}" if number else ""
+            for task, sample, prompt, name in (*asked, (f"eval.77{again}", 0, "7 + 7?", names[0])):
+                recorder = Recorder(writer.write, task=task, sample=sample, prompt=prompt)
+                recorder.call(None, context=[1], sampled=[2], versions=[(name, 0, 1)])
+                recorder.reward(1.0 if task.startswith("eval") else float(sample))
+                recorder.end(text=f"It is {number}.")
+    return folder
+
+
 def write_training(folder: Path, steps: int, *, distinct: int | None = None, **options: Any) -> Path:
     """Write a training of so many steps. `distinct`: only so many are generated, the others are copies of these."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ from strands_sglang.engine import Generation
 from strands_sglang.engine.protocol import SpecInfo
 from strands_sglang.engine.retry import Backoff, RetryPolicy
 from strands_sglang.errors import ConfigurationError, EngineUnavailableError
-from strands_sglang.ledger.figures import Figures
+from strands_sglang.ledger.figures import Figures, is_evaluation
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.seal import seal
 from strands_sglang.ledger.summary import run_rows
@@ -521,10 +521,25 @@ async def test_samples_of_a_group_are_samples_of_one_task(tmp_path: Path) -> Non
     generate = generator(PromptEngine(steps(1)), directory=tmp_path)
     for index in (7, 8, 7, 8):  # slime has discarded the group, and runs it again
         await generate(arguments(), sample(index), dict(SAMPLING))
-    await generate(arguments(), sample(0), dict(SAMPLING), evaluation=True)
     rows = run_rows(next(tmp_path.iterdir()))
-    assert [row["id"] for row in rows] == ["g3/7", "g3/8", "g3.1/7", "g3.1/8", "eval.0/0"]
+    assert [row["id"] for row in rows] == ["g3/7", "g3/8", "g3.1/7", "g3.1/8"]
     assert Figures.of("run", rows).to_dict()["groups"] == 2
+
+
+async def test_tasks_of_an_evaluation_are_named_by_what_they_ask(tmp_path: Path) -> None:
+    """Two runs may evaluate in another order; the same question is the same task in both."""
+    names = []
+    for folder, order in (("a", (0, 1, 2)), ("b", (2, 1, 0))):
+        generate = generator(PromptEngine(steps(1)), directory=tmp_path / folder)
+        for index in (*order, *order):  # two evaluations
+            one = sample(index)
+            one.label = f"answer {index // 2}"  # samples 0 and 1 are of one question
+            await generate(arguments(), one, dict(SAMPLING), evaluation=True)
+        rows = run_rows(next((tmp_path / folder).iterdir()))
+        names.append({row["id"] for row in rows})
+        assert len({row["task_id"] for row in rows}) == 4 and all(is_evaluation(row) for row in rows)
+        assert Figures.of("run", rows).to_dict()["groups"] == 2, "a question asked twice in one evaluation"
+    assert names[0] == names[1] and len(names[0]) == 6
 
 
 @pytest.mark.timing

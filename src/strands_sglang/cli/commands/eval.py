@@ -87,10 +87,10 @@ def run(
 
 
 def _compare(first: str, second: str, last: int | None, threshold: float, confidence: float, as_json: bool) -> int:
-    from strands_sglang.runs.offline.comparison import compare, recorded_rewards
+    from strands_sglang.runs.offline.comparison import compare_figures, recorded_figures
 
-    rewards = [recorded_rewards(one, last) for one in (first, second)]
-    found = compare(*rewards, threshold=threshold, confidence=confidence)
+    figures = [recorded_figures(one, last) for one in (first, second)]
+    found = compare_figures(*figures, threshold=threshold, confidence=confidence)
     if as_json:
         print(cli.json_text({"a": first, "b": second, **found.to_dict()}, indent=2))
     else:

@@ -1,21 +1,22 @@
 """Compares two runs, or two trainings, on the tasks that both have: `compare` returns the difference of their rewards.
 
-Invariants: a task is compared with itself only. The overall difference is the mean over tasks of the difference of
-their mean rewards, with Student's t interval over tasks, as `evaluate` computes its figures; the difference of one task
-has Welch's interval. An interval that the data does not determine is None. What only one of the two has is counted.
+Invariants: a task is compared with itself only: tasks with one id and different prompts are no pair. The overall
+difference is the mean over tasks of the difference of their mean rewards, with Student's t interval over tasks, as
+`evaluate` computes its figures; the difference of one task has Welch's interval. An interval that the data does not
+determine is None. What is not compared is counted.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from strands_sglang._terminal import counted, escape_for_terminal, natural_key, table
 from strands_sglang.errors import LedgerError
-from strands_sglang.ledger.figures import Figures
+from strands_sglang.ledger.figures import Figures, evaluation_apart
 from strands_sglang.ledger.folder import find_runs, is_run, last_steps, newest_attempts
 from strands_sglang.ledger.run_dir import check_format
 from strands_sglang.ledger.summary import run_rows
@@ -69,6 +70,8 @@ class Comparison:
     """The same for the share of rewards of at least `threshold`."""
     only: tuple[int, int]
     """Number of tasks that only one of them has rewards for."""
+    other: int
+    """Number of tasks whose id is in both, with another prompt in each."""
     threshold: float
     confidence: float
 
@@ -86,7 +89,8 @@ class Comparison:
                 "means": list(self.means),
                 "shares": list(self.shares),
             },
-            **{"reward": self.reward.to_dict(), "passed": self.passed.to_dict(), "only": list(self.only)},
+            **{"reward": self.reward.to_dict(), "passed": self.passed.to_dict()},
+            **{"only": list(self.only), "other": self.other},
             **{"counts": self.counts(), "tasks": [task.to_dict() for task in self.tasks]},
         }
 
@@ -97,6 +101,8 @@ class Comparison:
         alone = [
             f"{counted(n, 'task')} only in {name}" for n, name in zip(self.only, (first, second), strict=True) if n
         ]
+        if self.other:
+            alone.insert(0, f"{counted(self.other, 'task')} with the same id and another prompt, left out")
         lines = [f"A: {first}", f"B: {second}", f"{counted(len(self.tasks), 'task')} in both" + _listed(alone), ""]
         rows = [
             ("", "A", "B", "B - A", f"{percent} interval"),
@@ -122,18 +128,35 @@ class Comparison:
         return "\n".join(lines)
 
 
-def compare(first: Rewards, second: Rewards, *, threshold: float = 1.0, confidence: float = 0.95) -> Comparison:
+def compare_figures(first: Figures, second: Figures, *, threshold: float = 1.0, confidence: float = 0.95) -> Comparison:
+    """Return the comparison of two runs from their figures; see `compare`."""
+    both = first.tasks.keys() & second.tasks.keys()
+    other = {id for id in both if first.tasks[id].questions != second.tasks[id].questions}
+    rewards = [{id: task.rewards for id, task in one.tasks.items()} for one in (first, second)]
+    return compare(*rewards, other=other, threshold=threshold, confidence=confidence)
+
+
+def compare(
+    first: Rewards,
+    second: Rewards,
+    *,
+    other: Collection[str] = (),
+    threshold: float = 1.0,
+    confidence: float = 0.95,
+) -> Comparison:
     """Return the comparison of the rewards of two runs.
 
     Args:
         first: Rewards by task, what is compared with.
         second: Rewards by task, what is compared.
+        other: Ids that name another question in each: these tasks are counted, and not compared.
         threshold: Reward from which an episode passes.
         confidence: Probability that an interval covers the true difference.
     """
     known = [{id for id, rewards in one.items() if rewards} for one in (first, second)]
     tasks = []
-    for id in sorted(known[0] & known[1], key=natural_key):
+    both = known[0] & known[1]
+    for id in sorted(both.difference(other), key=natural_key):
         a, b = first[id], second[id]
         estimate = Estimate(_mean(b) - _mean(a), difference_interval(a, b, confidence), len(a) + len(b))
         tasks.append(TaskDifference(id, _mean(a), _mean(b), (len(a), len(b)), estimate))
@@ -145,6 +168,7 @@ def compare(first: Rewards, second: Rewards, *, threshold: float = 1.0, confiden
         means=_means([(one.first, one.second) for one in tasks]),
         shares=_means(shares),
         only=(len(known[0] - known[1]), len(known[1] - known[0])),
+        other=len(both.intersection(other)),
         threshold=threshold,
         confidence=confidence,
     )
@@ -166,10 +190,10 @@ def difference_interval(first: Sequence[float], second: Sequence[float], confide
     return middle - half, middle + half
 
 
-def recorded_rewards(directory: Path | str, last: int | None = None) -> dict[str, list[float]]:
-    """Return the rewards of a recorded run, or of a training's steps, by task; `last`: of its last steps only.
+def recorded_figures(directory: Path | str, last: int | None = None) -> Figures:
+    """Return the figures of a recorded run, or of a training's steps; `last`: of its last steps only.
 
-    Of a step that the trainer repeated, the newest attempt counts.
+    Of a step that the trainer repeated, the newest attempt counts. Evaluations within a training are left out.
     """
     folder = Path(directory)
     paths = [folder]
@@ -183,8 +207,7 @@ def recorded_rewards(directory: Path | str, last: int | None = None) -> dict[str
         )
     for path in paths:
         check_format(path)
-    figures = Figures.merged(Figures.of(path.name, run_rows(path)) for path in paths)
-    return {id: list(task.rewards) for id, task in figures.tasks.items()}
+    return Figures.merged(Figures.of(path.name, evaluation_apart(run_rows(path))[0]) for path in paths)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -12,7 +12,6 @@ Invariants:
 from __future__ import annotations
 
 import hashlib
-import itertools
 import logging
 import uuid
 from collections import Counter
@@ -26,6 +25,7 @@ import numpy.typing as npt
 
 from strands_sglang.errors import ConfigurationError, MalformedResponseError
 from strands_sglang.ledger.event import BeginData, data_of
+from strands_sglang.ledger.figures import EVALUATION_TASK
 from strands_sglang.ledger.record import EpisodeRecord, PortableRecord
 from strands_sglang.runs.episode import Episode
 from strands_sglang.runs.limits import Limits
@@ -363,7 +363,6 @@ class SlimeSpecs:
     ) -> None:
         """Keep the settings; `task` None: the prompt is the question, the label the answer."""
         self._limits, self._task, self._session_field = limits, task, session_field
-        self._numbers = itertools.count()
         self._begun: Counter[tuple[str, int]] = Counter()  # how often each sample began
 
     def spec(self, args: Any, sample: SlimeSample, sampling: Mapping[str, Any], *, evaluation: bool) -> EpisodeSpec:
@@ -388,17 +387,16 @@ class SlimeSpecs:
         # The samples of a group are those of one task. slime may run a sample again that failed or that it discarded:
         # every episode has an id of its own.
         number = sample.index if sample.index is not None else 0
-        if evaluation:
-            id = f"eval.{next(self._numbers)}"
-        else:
-            id = f"g{sample.group_index}"
-            again = self._begun[id, number]
-            self._begun[id, number] += 1
-            id += f".{again}" if again else ""
         if self._task is not None:
-            return replace(Task.of(self._task(sample)), id=id), number
-        data = {name: value for name, value in (sample.metadata or {}).items() if name != METADATA_KEY}
-        return chat_task(sample.prompt, answer=sample.label, data=data, id=id), number
+            task = replace(Task.of(self._task(sample)), id="")
+        else:
+            data = {name: value for name, value in (sample.metadata or {}).items() if name != METADATA_KEY}
+            task = chat_task(sample.prompt, answer=sample.label, data=data)
+        # An evaluation has no groups: its tasks are named by what they ask, so that two runs can be compared.
+        id = f"{EVALUATION_TASK}{task.id}" if evaluation else f"g{sample.group_index}"
+        again = self._begun[id, number]
+        self._begun[id, number] += 1
+        return replace(task, id=f"{id}.{again}" if again else id), number
 
     def _session(self, sample: Any) -> str:
         name = self._session_field.value

@@ -18,6 +18,7 @@ from typing import Any
 
 from strands_sglang._json import as_dict
 from strands_sglang.errors import LedgerError
+from strands_sglang.ledger.figures import is_evaluation
 from strands_sglang.ledger.folder import find_runs, is_run
 from strands_sglang.ledger.run_dir import read_run
 from strands_sglang.ledger.trainer_values import TrainerValues, write_all
@@ -88,7 +89,7 @@ class _Writer:
         numbers = data["sample_indices"]
         episodes: dict[int, list[str]] = {number: [] for number in numbers}
         for row in index.rows():
-            if row["sample"] in episodes and row["end_reason"] is not None and not row["id"].startswith("eval."):
+            if row["sample"] in episodes and row["end_reason"] is not None and not is_evaluation(row):
                 episodes[row["sample"]].insert(0, row["id"])  # the newest first: slime may run a sample again
         index.hold(id for ids in episodes.values() for id in ids)
         trees = {number: [(id, index.record(id).tree()) for id in ids] for number, ids in episodes.items()}

@@ -73,6 +73,7 @@ export class CompareView {
       count ? el("div", { class: "verdicts" },
         this.figure("mean reward", found.means, found.reward, found.confidence), this.figure(`reward ≥ ${found.threshold}`, found.shares, found.passed, found.confidence),
         this.changes(found)) : el("p", { class: "empty", text: "They have no task with rewards in common." }),
+      found.other ? el("p", { class: "soft small", text: `${plural(found.other, "task")} with the same id and another prompt in B: left out` }) : null,
       found.only.some(Boolean) ? el("p", { class: "soft small", text: `${plural(found.only[0], "task")} only in A, ${whole(found.only[1])} only in B: left out` }) : null,
       count ? el("div", { class: "compare-columns" },
         el("div", { class: "compare-tasks", role: "list", "aria-label": "Tasks" }, tasks.slice(0, SHOWN_TASKS).map((task) => this.line(task, task === chosen, reach)),

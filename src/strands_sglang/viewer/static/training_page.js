@@ -14,7 +14,7 @@ const KEYS = [
   ["t", "light, dark or as the system"], ["?", "this help"],
 ];
 
-let data = { version: -1, complete: false, runs: [], curves: {} };
+let data = { version: -1, complete: false, runs: [], curves: {}, by: "step", asked: "" };
 let shown = { view: "training" };
 let of = ""; // the run or training whose tasks are shown
 
@@ -34,14 +34,18 @@ const taskChoice = el("select", { class: "quiet", "aria-label": "Run or training
 
 function failed(error) { toast(error.message); }
 
-/** Trainings first, then runs from the newest on. */
+/** A name, and that of the evaluations within it if the run has some. */
+function withEvaluation(run, name) { return run.evaluated ? [name, `${name} (eval)`] : [name]; }
+
+/** Trainings first, then runs from the newest on, then the evaluations within them. */
 function comparable() {
-  const trainings = [...new Set(data.runs.map((run) => run.training))].filter(Boolean);
-  return [...trainings, ...data.runs.map((run) => run.name).reverse()];
+  const runs = [...data.runs].reverse();
+  const names = [data.runs.filter((run) => run.training).map((run) => withEvaluation(run, run.training)), runs.map((run) => withEvaluation(run, run.name))].flat();
+  return [...new Set([...names.map(([name]) => name), ...names.flatMap(([, evaluation]) => evaluation || [])])];
 }
 
 function newestOf(name) {
-  const found = data.runs.filter((run) => run.name === name || run.training === name);
+  const found = data.runs.filter((run) => [...withEvaluation(run, run.name), ...withEvaluation(run, run.training)].includes(name));
   return found.length ? found[found.length - 1].name : "";
 }
 
@@ -61,7 +65,7 @@ function readAddress() {
   const parameters = new URLSearchParams(location.hash.slice(1));
   const page = parameters.get("p");
   shown = { view: page === "tasks" || page === "compare" ? page : "training" };
-  training.by = parameters.get("by") === "weights" ? "weights" : "step";
+  training.by = ["step", "weights"].includes(parameters.get("by")) ? parameters.get("by") : "";
   training.hidden = parameters.has("hide") ? new Set(parameters.getAll("hide").map((name) => name.slice(1))) : null;
   training.smooth = ["1", "5", "15", "50"].includes(parameters.get("mean")) ? parameters.get("mean") : "auto";
   const order = parameters.get("sort") || "";
@@ -79,7 +83,7 @@ function address() {
     parameters.set("tasks", tasks.written());
   }
   if (shown.view === "compare") compare.write(parameters);
-  if (training.by !== "step") parameters.set("by", training.by);
+  if (training.by) parameters.set("by", training.by);
   if (training.hidden !== null) for (const name of training.hidden.size ? training.hidden : ["-"]) parameters.append("hide", `.${name}`); // "-": none is
   if (training.smooth !== "auto") parameters.set("mean", training.smooth);
   if (training.sort.key) parameters.set("sort", (training.sort.descending ? "-" : "") + training.sort.key);
@@ -138,10 +142,10 @@ function show() {
 async function poll() {
   if (document.hidden) return;
   const asked = training.by;
-  const found = await getJson(`api/training?by=${asked}&since=${asked === data.by ? data.version : -1}`);
+  const found = await getJson(`api/training?by=${asked}&since=${asked === data.asked ? data.version : -1}`);
   const changed = found.runs !== undefined;
   if (!changed && found.complete === data.complete) return;
-  data = { ...data, ...found, by: asked };
+  data = { ...data, ...found, asked };
   if (shown.view === "training" || changed) show();
 }
 
@@ -179,9 +183,9 @@ async function startPage() {
   readAddress();
   await poll();
   document.documentElement.dataset.ready = "true";
-  addEventListener("popstate", () => { readAddress(); if (training.by !== data.by) poll().catch(failed); show(); });
+  addEventListener("popstate", () => { readAddress(); if (training.by !== data.asked) poll().catch(failed); show(); });
   const { changed } = training;
-  training.changed = () => { changed(); if (training.by !== data.by) poll().catch(failed); };
+  training.changed = () => { changed(); if (training.by !== data.asked) poll().catch(failed); };
   every(POLL_MILLISECONDS, poll);
   every(700, proveNext);
 }

@@ -30,10 +30,14 @@ export const QUANTITIES = [
   { key: "time", title: "Engine and tools", about: "Mean seconds of an episode: waiting for the engine, and for tools (dashed)", parts: [["engine", "engine", (point) => point.engine_seconds], ["tools", "tools", (point) => point.tool_seconds]], format: seconds },
 ];
 
+const EVALUATION = " (eval)"; // after the name of a training or run: the evaluations within it
+const isLoose = (name) => name === "" || name === EVALUATION; // runs that are no steps
+const titleOf = (name) => (isLoose(name) ? `single runs${name}` : name);
+
 export class TrainingView {
   /** `changed()`: the address changed; `open(run)` opens a run; `compare(a, b)` and `tasks(name)` open these pages. */
   constructor(actions) {
-    Object.assign(this, actions, { by: "step", hidden: null, query: "", sort: { key: "", descending: false }, smooth: "auto", chosen: [], data: null, verdicts: new Map() });
+    Object.assign(this, actions, { by: "", hidden: null, query: "", sort: { key: "", descending: false }, smooth: "auto", chosen: [], data: null, verdicts: new Map() });
     this.hair = new CrossHair((point) => this.open(point.runs[point.runs.length - 1]));
     this.columns = runColumns(this);
     this.table = new EpisodeTable({
@@ -49,9 +53,12 @@ export class TrainingView {
     this.node = el("section", { class: "training", "aria-label": "Training" }, this.bar, this.figures, this.charts, el("div", { class: "filter-bar" }, this.input, this.picks, this.count), this.table.node);
   }
 
-  /** Names of what has curves: trainings, their evaluations, and at last the runs that are no steps (""). */
+  /** What the curves run over: steps, or weights. `by` says what was chosen, "": nothing. */
+  get over() { return this.by || this.data.by; }
+
+  /** Names of what has curves: trainings, their evaluations, and at last the runs that are no steps. */
   get trainings() {
-    const rank = (name) => (name === "" ? 2 : name.endsWith("(eval)") ? 1 : 0);
+    const rank = (name) => (isLoose(name) ? 2 : 0) + (name.endsWith(EVALUATION) ? 1 : 0);
     return Object.keys(this.data.curves).sort((one, other) => rank(one) - rank(other));
   }
 
@@ -61,7 +68,7 @@ export class TrainingView {
   get drawn() { return this.trainings.filter((name) => !this.isHidden(name)); }
 
   /** Runs that are no steps have no order: beside a training they are hidden until they are asked for. */
-  isHidden(name) { return this.hidden === null ? name === "" && this.trainings.length > 1 : this.hidden.has(name); }
+  isHidden(name) { return this.hidden === null ? isLoose(name) && !this.trainings.every(isLoose) : this.hidden.has(name); }
 
   update(data) {
     this.data = data;
@@ -86,10 +93,10 @@ export class TrainingView {
     const chips = this.trainings.map((name) => el("button", {
       type: "button", class: `series ${this.colour(name)}${this.isHidden(name) ? " off" : ""}`, "aria-pressed": String(!this.isHidden(name)), title: "Show or hide its curves; with Shift, this one alone",
       on: { click: (event) => this.toggle(name, event.shiftKey) },
-    }, el("i", {}), el("span", { text: name || "single runs" }), el("span", { class: "soft", text: whole(this.data.curves[name].length) })));
+    }, el("i", {}), el("span", { text: titleOf(name) }), el("span", { class: "soft", text: whole(this.data.curves[name].length) })));
     const { smooth } = this;
     clear(this.bar).append(el("div", { class: "chips" }, chips), el("span", { class: "grow" }),
-      el("span", { class: "segments" }, button(this.by === "step", "steps", "A point for each step or run", () => this.set({ by: "step" })), button(this.by === "weights", "weights", "A point for each weight version", () => this.set({ by: "weights" }))),
+      el("span", { class: "segments" }, button(this.over === "step", "steps", "A point for each step or run", () => this.set({ by: "step" })), button(this.over === "weights", "weights", "A point for each weight version", () => this.set({ by: "weights" }))),
       el("label", { class: "soft small" }, "mean of ", el("select", { class: "quiet", "aria-label": "Smoothing", on: { change: (event) => this.set({ smooth: event.target.value }) } },
         [["auto", "auto"], ["1", "1 step"], ["5", "5 steps"], ["15", "15 steps"], ["50", "50 steps"]].map(([value, text]) => el("option", { value, selected: value === smooth, text })))),
       el("button", { type: "button", class: "quiet", text: "by task", title: "Mean, spread, best and worst sample of each task (b)", on: { click: () => this.tasks(this.drawn[0] || this.trainings[0]) } }),
@@ -120,11 +127,11 @@ export class TrainingView {
     const span = last.to && points[0].from ? last.to - points[0].from : 0;
     const equalShare = equal.length ? equal.reduce((total, point) => total + point.equal, 0) / equal.length : null;
     this.figures.append(el("div", { class: "figures" },
-      figure("reward now", rewardText(last.reward), this.drawn.length > 1 ? `${name || "single runs"}, ${last.label}` : last.label),
+      figure("reward now", rewardText(last.reward), this.drawn.length > 1 ? `${titleOf(name)}, ${last.label}` : last.label),
       figure("best", rewardText(best.reward), best.label),
       figure("last 10", change === null ? "–" : `${change < 0 ? "−" : "+"}${rewardText(Math.abs(change))}`, "against the 10 before", change === null ? "" : change < -0.02 ? "tone-text-bad" : change > 0.02 ? "tone-text-good" : ""),
       figure("train nothing", equalShare === null ? "–" : share(equalShare), "of the last groups", equalShare > 0.6 ? "tone-text-warn" : ""),
-      figure("episodes", brief(sum("episodes")), plural(points.length, this.by === "weights" ? "weight version" : name ? "step" : "run")),
+      figure("episodes", brief(sum("episodes")), plural(points.length, this.over === "weights" ? "weight version" : isLoose(name) ? "run" : "step")),
       figure("time", span ? spanText(span) : "–", last.to ? `until ${clockText(last.to).slice(0, 16)}` : "")));
   }
 
@@ -143,14 +150,14 @@ export class TrainingView {
     const window = this.smooth === "auto" ? (longest < SMOOTH_FROM ? 1 : 2 * Math.round(longest / 80) + 1) : Number(this.smooth);
     const nodes = QUANTITIES.map((quantity) => {
       const lines = drawn.flatMap((name) => quantity.parts.map(([, part, value], number) => ({
-        name: [drawn.length > 1 ? name || "single runs" : "", part].filter(Boolean).join(", ") || quantity.title, colour: this.colour(name), dashed: number > 0,
+        name: [drawn.length > 1 ? titleOf(name) : "", part].filter(Boolean).join(", ") || quantity.title, colour: this.colour(name), dashed: number > 0,
         points: this.data.curves[name].map((point) => ({ x: point.x, y: value(point), spread: quantity.spread && drawn.length === 1 ? quantity.spread(point) : 0, point })),
       })));
       return curveChart({ ...quantity, lines, window, hair: this.hair });
     });
     const first = this.data.curves[drawn[0]];
     nodes.splice(3, 0, this.kindsChart(first, window));
-    nodes.splice(8, 0, endsChart({ title: drawn.length > 1 ? `How they ended: ${drawn[0] || "single runs"}` : "How they ended", points: first, hair: this.hair, tone: (end) => (ENDS.includes(end) ? "good" : endTone(end)), text: endText }));
+    nodes.splice(8, 0, endsChart({ title: drawn.length > 1 ? `How they ended: ${titleOf(drawn[0])}` : "How they ended", points: first, hair: this.hair, tone: (end) => (ENDS.includes(end) ? "good" : endTone(end)), text: endText }));
     nodes.push(this.driftChart(drawn, window));
     this.charts.append(...nodes, el("p", { class: "soft small span-line" }, el("span", { text: all.find((point) => point.x === least).label }), el("span", { text: all.find((point) => point.x === most).label })));
   }
@@ -160,13 +167,13 @@ export class TrainingView {
     const lines = kinds.map((kind, number) => ({ name: kind, colour: `s${(number + 1) % SERIES_COLOURS}`, points: points.map((point) => ({ x: point.x, y: point.kinds[kind] === undefined ? null : point.kinds[kind], point })) }));
     const chart = curveChart({ key: "kinds", title: "Reward by kind of task", about: "Tasks whose ids differ in their last number are of one kind", lines, format: rewardText, window, hair: this.hair });
     if (kinds.length) chart.append(el("div", { class: "curve-key" }, lines.map(({ name, colour }) => el("span", { class: `key ${colour}`, text: name }))));
-    else chart.querySelector("p").textContent = "all tasks are of one kind";
+    else chart.querySelector("p").textContent = "the ids of tasks do not name 2 to 8 kinds";
     return chart;
   }
 
   /** Drift is not recorded: it is measured on request, on one episode of each of some steps. */
   driftChart(drawn, window) {
-    const lines = drawn.map((name) => ({ name: name || "single runs", colour: this.colour(name), points: this.data.curves[name].map((point) => ({ x: point.x, y: this.drifts.get(point.runs[0]) ?? null, point })) }));
+    const lines = drawn.map((name) => ({ name: titleOf(name), colour: this.colour(name), points: this.data.curves[name].map((point) => ({ x: point.x, y: this.drifts.get(point.runs[0]) ?? null, point })) }));
     const button = el("button", { type: "button", class: "more", text: this.measuring || "measure", disabled: Boolean(this.measuring), title: "Encode the text of one episode again, for up to 24 steps of each training", on: { click: () => this.measureDrift() } });
     const chart = curveChart({ key: "drift", title: "Drift", about: "Share of the turns that a text-based trainer would train with other tokens, in one episode of some steps", lines, format: share, most: 1, window: 1, hair: this.hair, extra: button });
     const none = chart.querySelector("p");
@@ -201,7 +208,7 @@ export class TrainingView {
   drawList() {
     const { data, sort } = this;
     const words = this.query.trim().toLowerCase();
-    const known = this.by === "step" ? this.drawn : null;
+    const known = this.over === "step" ? this.drawn : null;
     const rows = data.runs.map((run) => ({ id: run.name, order: sortable(run.name), ...run, ...(run.figures || {}) }))
       .filter((row) => (!words || row.name.toLowerCase().includes(words)) && (!known || !this.trainings.includes(row.training) || known.includes(row.training) || row.training === ""));
     const column = this.columns.find((one) => one.key === sort.key);
