@@ -88,7 +88,7 @@ def test_wrong_usage(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
         ([str(tmp_path / "none"), "--tokenizer", TOKENIZER], "must be the directory of a run, or a file"),
         ([str(tmp_path)], "is not the directory of a run"),
         ([str(recorded), "--episode", "nope\x1b"], r"has no episode 'nope\x1b'"),
-        ([str(recorded), "--model-options", '{"tokenizer": "x"}'], "arguments of SGLangModel only, got 'tokenizer'"),
+        ([str(recorded), "--model-options", '{"tokenizer": "x"}'], "settings of the model only, got 'tokenizer'"),
         ([str(recorded), "--model-options", '{"tool_parser": "hermse"}'], "did you mean 'hermes'"),
     ):
         assert main(["drift", *arguments]) == 2, arguments

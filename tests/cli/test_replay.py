@@ -107,7 +107,7 @@ def test_wrong_usage(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for more, words in (
         (("--limits", '{"turn": 1}'), "limits must be among max_turns, max_tool_calls"),
         (("--limits", '{"max_turns": 0}'), "Limits.max_turns must be an int >= 1"),
-        (("--model-options", '{"directory": "x"}'), "arguments of SGLangModel only, got 'directory'"),
+        (("--model-options", '{"directory": "x"}'), "settings of the model only, got 'directory'"),
         (("--model-options", '{"temprature": 1}'), "unknown option 'temprature'"),
     ):
         assert main(arguments(folder, *more)) == 2

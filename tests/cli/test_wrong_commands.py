@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from strands_sglang.cli._wording import in_options
+from strands_sglang.cli.commands import doctor, rollout
 from strands_sglang.cli.main import main
 
 RUN = ["rollout", "tasks.jsonl", "--agent", "my_agent:build", "--tokenizer", "T", "-d", "run"]
@@ -76,7 +78,7 @@ WRONG = [
     ),
     (
         [*RUN, *URL, "--model-options", '{"base_url": "x"}'],
-        "--model-options must contain arguments of SGLangModel only, got 'base_url'",
+        "--model-options must contain settings of the model only, got 'base_url'",
         HELP,
     ),
     (
@@ -141,6 +143,11 @@ WRONG = [
         "--timeout must be a finite number > 0, got 0.0",
         "try: strands-sglang doctor --help",
     ),
+    (
+        ["doctor", *URL, "--tokenizer", "T", "--worker-host", "z", "--worker-host", "http://y"],
+        "--worker-host must be hosts like '10.0.0.2' or '*.cluster.local', got 'http://y'",
+        "leave out http:// and the port",
+    ),
 ]
 
 
@@ -172,6 +179,13 @@ def test_what_is_wrong_and_what_to_type(
     arguments: list[str], wrong: str, todo: str, project: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert told(arguments, capsys) == [f"strands-sglang: {wrong}", f"  {todo}"]
+
+
+def test_a_list_of_values_is_an_option_that_can_be_repeated() -> None:
+    advice = "the API key is not sent there: if it is yours, pass SGLangClient(worker_hosts=['10.0.0.2', 'b'])"
+    assert in_options(advice, doctor.command).endswith("pass --worker-host 10.0.0.2 --worker-host b")
+    told = in_options(advice, rollout.command)
+    assert told.endswith("""pass --client-options '{"worker_hosts": ["10.0.0.2", "b"]}'""")
 
 
 def test_nothing_listens_there(project: None, capsys: pytest.CaptureFixture[str]) -> None:

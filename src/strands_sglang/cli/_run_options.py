@@ -121,7 +121,7 @@ def check_model_options(options: Mapping[str, Any], function: Callable[..., Any]
     """Raise ConfigurationError if `--model-options` names an argument of the function itself, or of the client."""
     own = {*inspect.signature(function).parameters, "client", "base_url"}
     if wrong := sorted(own & set(options)):
-        raise ConfigurationError(f"--model-options must contain arguments of SGLangModel only, got {wrong[0]!r}")
+        raise ConfigurationError(f"--model-options must contain settings of the model only, got {wrong[0]!r}")
 
 
 def setting_params() -> list[click.Parameter]:

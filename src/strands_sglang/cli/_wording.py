@@ -34,7 +34,10 @@ def error_lines(message: str, command: click.Command | None, path: str) -> list[
 
 def in_options(message: str, command: click.Command | None) -> str:
     """Return a message with options of the command in place of Python arguments."""
-    options = {} if command is None else {one.name: _typed(one) for one in command.params}
+    parameters = [] if command is None else command.params
+    options = {one.name: _typed(one) for one in parameters}
+    lists = {f"{one.name}s": _typed(one) for one in parameters if isinstance(one, click.Option) and one.multiple}
+    options |= lists  # an option that can be repeated, and the list that its values become
 
     def subject(match: re.Match[str]) -> str:
         return options.get(match[1], match[0])
@@ -43,11 +46,11 @@ def in_options(message: str, command: click.Command | None) -> str:
         name, value = match[1], match[2]
         if holder == "model_options" and name in options:
             return f"{options[name]} {value}"
-        if holder not in options:
-            return match[0]
         try:
+            if name in lists:
+                return " ".join(f"{lists[name]} {one}" for one in ast.literal_eval(value))
             return f"{options[holder]} '{json.dumps({name: ast.literal_eval(value)})}'"
-        except ValueError:  # not a literal
+        except (KeyError, ValueError):  # no such option; not a literal
             return match[0]
 
     text, known, names = message.partition("Known: ")  # a list of other names, such as sampling parameters

@@ -25,10 +25,14 @@ class WorkerHosts:
 
     def __init__(self, base: URL, listed: Collection[str] | None, headers: Mapping[str, str]) -> None:
         """Store the rule; `listed`: as in `SGLangClient(worker_hosts=...)`."""
-        if isinstance(listed, str) or any(not isinstance(one, str) or not _is_host(one) for one in listed or ()):
+        if isinstance(listed, str):
             raise ConfigurationError(
-                f"worker_hosts must be a list of hosts like '10.0.0.2' or '*.cluster.local', got {listed!r:.200}: "
-                "leave out http:// and the port"
+                f"worker_hosts must be a list of hosts, got {listed!r:.200}; write [{listed!r:.200}]"
+            )
+        if wrong := [one for one in listed or () if not isinstance(one, str) or not _is_host(one)]:
+            raise ConfigurationError(
+                f"worker_hosts must be hosts like '10.0.0.2' or '*.cluster.local', got {wrong[0]!r:.200}; leave out "
+                "http:// and the port"
             )
         self._base, self._only_listed = base, listed is not None
         self._listed = [_bare(host.lower()) for host in listed or ()]
