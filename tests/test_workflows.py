@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from support.viewer.browser import CHROMIUM
+
 ROOT = Path(__file__).resolve().parent.parent
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
@@ -32,6 +34,27 @@ def test_the_steps_of_a_release_are_steps_of_ci() -> None:
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
 def test_scripts_of_workflows_exist(workflow: Path) -> None:
     assert all((ROOT / script).exists() for command in commands(workflow) for script in scripts(command))
+
+
+TESTING = r"\.ci/run|scripts/soak|\bpytest\b"
+
+
+def test_jobs_with_tests_have_what_tests_need() -> None:
+    """A hosted runner is not root's: what the scripts install as root, these jobs install before them."""
+    jobs = [job for path in WORKFLOWS for job in yaml.safe_load(path.read_text())["jobs"].values()]
+    testing = [job for job in jobs if any(re.search(TESTING, step.get("run", "")) for step in job["steps"])]
+    assert len(testing) == 3
+    for job in testing:
+        text = "\n".join(step.get("run", "") for step in job["steps"])
+        prepared, _, tested = text.partition("apparmor_restrict_unprivileged_userns=0")
+        assert " bubblewrap" in prepared and re.search(TESTING, tested)
+        assert not re.search("install.*chromium-browser", text), (
+            "on Ubuntu it is a snap, and not at the path of the tests"
+        )
+        if ".venv" not in text:  # the whole of it, also in a browser
+            assert f"{CHROMIUM} --version" in tested and job["timeout-minutes"] >= 120
+    for script in (".ci/run", "scripts/soak"):
+        assert "\nsystem_packages\n" in (ROOT / script).read_text()
 
 
 def test_nothing_is_published_by_default() -> None:
