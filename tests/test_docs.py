@@ -137,6 +137,14 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
         assert generated or (page.parent / target).exists(), f"{page.name} points to {target}"
 
 
+_LOST_ROW = re.compile(r"(?:\A|\n)\n(\|.*)\n(?!\|[ :|-]+\n)")  # a blank line ends a table
+
+
+def test_rows_are_within_tables() -> None:
+    lost = [(page.name, row) for page in PROSE for row in _LOST_ROW.findall(page.read_text())]
+    assert not lost
+
+
 def test_generated_pages_that_are_linked_are_made() -> None:
     source = (ROOT / "docs" / "_site" / "api_pages.py").read_text()
     made = set(re.findall(r'\(\s*"(\w+)",\s*"[A-Z]', source.partition("PAGES = [")[2].partition("\n]\n")[0]))
