@@ -2,15 +2,18 @@
 
 ```python             runs; with a real server if it names http://localhost:30000
 ```python recorded    runs in a folder with the recorded run `runs/first`, without a server
+```python agent       makes an agent: an episode of it runs with an engine that is scripted
 ```python notest: R   does not run, because of R; its syntax and its imports of this package are checked
 """
 
 from __future__ import annotations
 
 import ast
+import asyncio
 import importlib
 import os
 import re
+import runpy
 import subprocess
 import sys
 import textwrap
@@ -18,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from strands import Agent, tool
 
-from strands_sglang.runs import Task
+from strands_sglang.runs import EndReason, Task
 from support.lab_servers import LabProcess
 from support.rollout.scripts import PromptEngine, asked, run
 from support.scripted_engine import Answer, tool_call
@@ -83,7 +87,7 @@ def test_block_with_a_recorded_run(mark: str, code: str, documented: Path) -> No
 def test_marks_have_reasons(page: Path) -> None:
     for mark, _ in _BLOCK.findall(page.read_text()):
         kind, colon, reason = mark.partition(": ")
-        assert kind in ("", "recorded", "notest"), f"{page.name}: {mark}"
+        assert kind in ("", "recorded", "agent", "notest"), f"{page.name}: {mark}"
         if kind == "notest":
             assert colon and reason.startswith(REASONS), f"{page.name}: a notest block must say why, got {mark!r}"
 
@@ -108,9 +112,42 @@ def test_blocks_that_do_not_run_can_be_read(mark: str, code: str) -> None:
 
 
 def computes(prompt: str, before: int) -> Answer:
-    """Use the calculator once and answer."""
+    """Use the calculator once, if there is one, and answer."""
+    if "calculator" not in prompt:
+        return "The answer is 10455."
     found = re.findall(r"<tool_response>\n(-?\d+)\n", prompt)
     return f"The answer is {found[0]}." if found else tool_call("calculator", expression="615 * 17")
+
+
+@tool
+def search(query: str) -> str:
+    """Search the notes."""
+    return query
+
+
+@pytest.mark.parametrize(("mark", "code"), blocks("agent"))
+async def test_agent_of_a_page(mark: str, code: str) -> None:
+    """What the page has shown before, such as a tool, need not be shown again."""
+    shown = runpy.run_path(str(ROOT / "examples" / "calculator" / "agent.py"))
+    namespace: dict[str, Any] = {
+        "asyncio": asyncio,
+        "search": search,
+        "Agent": Agent,
+        "calculator": shown["calculator"],
+    }
+    exec(code, namespace)
+    task = Task("Compute 615 * 17.", answer="10455", data={"input": "615 * 17"})
+    build = namespace.get("build") or namespace["build_agent"]
+    reward = namespace.get("score") or namespace.get("reward")
+    (episode,) = await run(build, [task], PromptEngine(computes), reward=reward)
+    assert episode.end_reason is EndReason.ANSWERED, episode.failure
+    assert episode.reward == (None if reward is None else 1.0)
+
+
+def test_the_first_examples_are_as_short_as_they_say() -> None:
+    for name in ("README.md", "docs/index.md"):
+        code = _BLOCK.findall((ROOT / name).read_text())[0][1]
+        assert sum(bool(line.strip()) for line in code.splitlines()) == 10, name
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/start/quickstart.md"])
