@@ -43,7 +43,8 @@ class RecordingIndex(ConversationIndex):
     ) -> IndexedTurn:
         number, conversation = len(self), Conversation(NONE, messages)
         lineage = Lineage(parent, aligned=aligned)
-        return self.add(number, conversation, lineage, reply, ConversationShape(), ended_by=None, end=number)
+        owned = lineage.owned(conversation)
+        return self.add(number, owned, lineage, reply, ConversationShape(), ended_by=None, end=number)
 
     def find(self, preamble: Preamble, messages: Sequence[Any], last: IndexedTurn | None = None) -> IndexedTurn | None:
         return self.lineage(Conversation(preamble, messages), last).parent

@@ -5,8 +5,8 @@ continues from the deepest turn whose whole conversation, with its reply, is a p
 kept by the agent only say where to look first.
 
 Invariant: a turn is found only if every message up to and including its reply has the same content as when it was
-recorded, and its reply was not discarded: otherwise equal messages belong to a different turn. The index holds
-copies of its own.
+recorded, and its reply was not discarded: otherwise equal messages belong to a different turn. Nobody else holds the
+messages in the index.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from enum import IntEnum
 from itertools import islice
 from typing import Any, TypeAlias
 
-from strands_sglang.chat.canonical import canonical, copied, same_numbers
+from strands_sglang.chat.canonical import canonical, copied, holds_numbers, same_numbers
 from strands_sglang.chat.conversation import Conversation, Message, Preamble, call_ids_in
 from strands_sglang.chat.conversation_shape import ConversationShape, Step
 from strands_sglang.chat.differences import SampledTurn
@@ -51,7 +51,7 @@ class IndexedTurn:
     """Id of the turn that started its branch. The first continuation of a turn keeps the branch; later ones do not."""
     preamble: Preamble
     history: list[Any]
-    """Copies of its conversation's messages, shared along the branch: the first `count - 1` are its own."""
+    """The messages of its conversation, shared along the branch: the first `count - 1` are its own."""
     numeric: list[int]
     """Indexes of messages in `history` that contain numbers, since `1`, `1.0` and `True` compare equal."""
     count: int
@@ -128,6 +128,26 @@ class Lineage:
     """Of the same agent; the conversation does not contain its reply."""
     call_ids: Mapping[str, str] = field(default_factory=dict)
     """As the model itself wrote them, by the call ids in the messages."""
+
+    def owned(self, conversation: Conversation) -> Conversation:
+        """Return the conversation with messages that its caller cannot change: recorded ones, and copies of the others.
+
+        To be called when its prompt is rendered: what is recorded is then what the model saw.
+        """
+        shared = [] if self.before is None else self.before.history[: self.before.prompt_count]
+
+        def own(messages: Sequence[Message]) -> list[Message]:
+            return [*shared, *map(copied, messages[len(shared) :])]
+
+        reminded = conversation.reminded
+        return replace(
+            conversation, messages=own(conversation.messages), reminded=None if reminded is None else own(reminded)
+        )
+
+    @property
+    def before(self) -> IndexedTurn | None:
+        """The turn whose messages it starts with; None if there is none."""
+        return self.parent if self.aligned else None
 
     def forked(self) -> Lineage:
         """Return the lineage of a new branch that is rendered instead of continuing from the parent."""
@@ -287,9 +307,8 @@ class ConversationIndex:
         exact: bool = False,
         step: Step | None = None,
     ) -> IndexedTurn:
-        """Add a committed turn; the part of the conversation shared with the parent's is not read."""
-        parent, messages = lineage.parent, conversation.messages
-        before = parent if lineage.aligned else None
+        """Add a committed turn; its conversation is one that nobody else can change (`Lineage.owned`)."""
+        parent, before, messages = lineage.parent, lineage.before, conversation.messages
         known = before.prompt_count if before is not None else 0
         if before is None:
             history, numeric = [], []
@@ -297,18 +316,10 @@ class ConversationIndex:
             history, numeric = before.history, before.numeric
         else:
             history, numeric = before.history[:known], [at for at in before.numeric if at < known]
-        # Copies: the caller may modify its messages later.
         new = messages[known:]
-        for at, message in enumerate(new, known):
-            # Numbers count only in the content: the rest of a message is not compared by type.
-            content, numbers = copied(message.get("content"))
-            if type(message) is dict:
-                made = {key: content if key == "content" else copied(item)[0] for key, item in message.items()}
-            else:
-                made = copied(message)[0]
-            history.append(made)
-            if numbers:
-                numeric.append(at)
+        history += new
+        # Numbers count only in the content: the rest of a message is not compared by type.
+        numeric += [at for at, message in enumerate(new, known) if holds_numbers(message.get("content"))]
         self._calls.update(call_ids_in(new))
         branch = turn if parent is None or parent.children else parent.branch
         count, preamble = len(messages) + 1, conversation.preamble

@@ -1,12 +1,14 @@
 """Prepares a turn: turns a conversation into a prompt.
 
-Invariant: preparing a turn adds nothing to the tree. It restores turns whose replies are in the agent's messages, and
-keeps the images of the prompt; both stay right if the turn is not committed.
+Invariants: preparing a turn adds nothing to the tree. It restores turns whose replies are in the agent's messages, and
+keeps the images of the prompt; both stay right if the turn is not committed. The messages of a prepared call are those
+that its prompt was rendered from, whatever the caller does to its own meanwhile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from strands_sglang._async import in_thread
 from strands_sglang.chat.conversation_index import IndexedTurn
@@ -44,6 +46,8 @@ async def prepare(planner: Planner, images: ImageSupport, request: TurnRequest) 
             if not read:
                 raise
             raise images.refusal(error) from error
+        # From here on others may run, and the caller may change its messages.
+        request = replace(request, conversation=plan.lineage.owned(conversation))
         parent, origin = plan.lineage.parent, plan.lineage.rewritten_from
         caller = None
         if parent is None:
