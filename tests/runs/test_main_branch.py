@@ -180,19 +180,29 @@ async def one(build: Callable[..., Any], script: Any = script, **settings: Any) 
     return episode
 
 
-async def test_text_that_one_agent_answers_names_it() -> None:
+@pytest.mark.parametrize(("critic", "rewarded"), [("I find fault.", "solver"), ("I solve.", None)])
+async def test_text_that_one_agent_answers_names_it(critic: str, rewarded: str | None) -> None:
+    """Whether the solver still had the last word then, or was thanked; two agents that said the text are none."""
+
     def build(task: Task, model: SGLangModel) -> Any:
         async def work() -> str:
-            first = str(await agent(model, "solver", tools=[]).invoke_async(str(task.prompt)))
-            await agent(model, "critic", tools=[]).invoke_async(str(task.prompt))
+            solver = agent(model, "solver", tools=[])
+            first = str(await solver.invoke_async("solve"))
+            await solver.invoke_async("thanks") if task.data["thanks"] else None
+            await agent(model, "critic", tools=[]).invoke_async("check")
             return first.strip()
 
         return work
 
     def own_words(prompt: str, before: int) -> Answer:
-        return "I solve." if "You are solver." in prompt else "I find fault."
+        return critic if "You are critic." in prompt else "You're welcome." if "thanks" in prompt else "I solve."
 
-    assert main_agents([await one(build, own_words)]) == ["solver"]
+    tasks = [Task("go", id=f"{thanks}", data={"thanks": thanks}) for thanks in (False, True)]
+    done = await run(build, tasks, PromptEngine(own_words))
+    assert main_agents(done) == [rewarded] * 2
+    if rewarded is None:
+        with pytest.raises(ConfigurationError, match="main branch"):
+            rows(done[0])
 
 
 async def test_result_at_a_limit_of_turns_names_its_agent() -> None:

@@ -2,7 +2,7 @@
 
 The reward is for the answer, so the main branch is that of the agent that `build` returned or named; else of the agent
 whose result, or whose message, a function returned, or of the one node in which a graph or swarm ended; else the only
-branch that ends with the text that was returned; else the only branch, if every agent has a part in it.
+branch in which the text that was returned is a reply; else the only branch, if every agent has a part in it.
 
 Invariant: what ended first or last in time does not matter. A main branch that is not certain is none: -1.
 """
@@ -63,13 +63,18 @@ def main_turn(tokens: EpisodeTokens, agents: Sequence[Any], named: Any, answer: 
     if named is not None and any(agent is not named for agent in agents):
         return -1
     tree = tokens.tree
-    ends = [end for end in tree.branches() if tree.path(end)[0].caller is None]
+    paths = [path for path in map(tree.path, tree.branches()) if path[0].caller is None]
     # An agent of which no reply was kept may still be the one that is rewarded, for what the function made of it.
     lost = len(agents) > 1 and not all(turns_named_in(agent, tokens.id) for agent in agents)
-    if len(ends) > 1 or lost:
+    if len(paths) > 1 or lost:
         text = answer_of(answer)[1].strip()
-        ends = [end for end in ends if text and _text(tokens, end) == text]
-    return ends[0].id if len(ends) == 1 else -1
+        said = [turn for turn in tree if text and not turn.rejected and _text(tokens, turn) == text]
+        said = [turn for turn in said if tree.path(turn)[0].caller is None]
+        # A reply may be returned long before its branch ends. One that is on no branch leaves open whose it is.
+        paths = [path for path in paths if any(turn in path for turn in said)]
+        if len(paths) == 1 and not all(turn in paths[0] for turn in said):
+            return -1
+    return paths[0][-1].id if len(paths) == 1 else -1
 
 
 def _text(tokens: EpisodeTokens, turn: Turn) -> str | None:
