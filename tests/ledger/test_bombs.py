@@ -12,10 +12,12 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 
+from strands_sglang import _json
 from strands_sglang.errors import LedgerError, StrandsSGLangError
 from strands_sglang.ledger import grouping
 from strands_sglang.ledger import shard as shard_module
@@ -30,6 +32,7 @@ from strands_sglang.ledger.summary import run_rows
 from strands_sglang.proof import verify
 from strands_sglang.proof.finding import FindingKind, Verdict
 from strands_sglang.provider.episode import read_conversations
+from support.examples import size
 from support.ledger.episodes import Recorder, written_run
 
 
@@ -230,10 +233,52 @@ def test_an_event_that_could_not_be_read_is_not_recorded(monkeypatch: pytest.Mon
     monkeypatch.setattr("strands_sglang.ledger.encoding.MOST_EVENT_VALUES", 100)
     written: list[bytes] = []
     chain = HashChain(written.append, "t/0")
-    with pytest.raises(LedgerError, match="at most 100 values, got 1"):
+    with pytest.raises(LedgerError, match="at most 100 values, got at least 1"):
         chain.append(EventKind.TOOL, {"result": [[]] * 60})
     assert not written and chain.number == 0
     chain.append(EventKind.TOOL, {"result": "[,[:{" * 60})  # text is no value
+
+
+def marks(value: Any) -> tuple[int, int]:
+    """Return the number of opening brackets, commas and colons outside of text in a value as JSON, and its depth."""
+    if not isinstance(value, (list, dict)):
+        return 0, 0
+    inner = [marks(one) for one in (value.values() if isinstance(value, dict) else value)]
+    own = 1 + max(0, len(value) * (2 if isinstance(value, dict) else 1) - 1)
+    return own + sum(count for count, _ in inner), 1 + max((depth for _, depth in inner), default=0)
+
+
+def test_values_are_counted_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if a piece ends within text or an escape; of too many values, only the first pieces are read."""
+    dice = random.Random(7)
+
+    def value(depth: int) -> Any:
+        if depth and dice.random() < 0.7:
+            items = [value(depth - 1) for _ in range(dice.randrange(4))]
+            return items if dice.random() < 0.5 else {text(): one for one in items}
+        return text() if dice.random() < 0.8 else dice.randrange(100)
+
+    def text() -> str:
+        return "".join(dice.choice('\\\\"[{,:]}a') for _ in range(dice.randrange(9)))
+
+    for _ in range(size(300, 10_000)):
+        found = value(4)
+        monkeypatch.setattr(_json, "_PIECE", dice.randrange(1, 9))
+        assert _json._shape(orjson.dumps(found), 1 << 20) == marks(found), found
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match=r"at most 1000 values, got at least \d{6}$"):
+        _json.check_values(b"[" + b"[]," * 10**6 + b"[]]", 1000)
+
+
+def test_decoding_does_not_visit_again_what_it_decoded() -> None:
+    """With the garbage collector on, lists of a small event took six times as long."""
+    collections: list[str] = []
+    gc.callbacks.append(lambda phase, info: collections.append(phase))
+    try:
+        _json.loads(b"[" + b"[]," * 20_000 + b"[]]")
+    finally:
+        gc.callbacks.pop()
+    assert len(collections) <= 4 and gc.isenabled()
 
 
 @pytest.mark.parametrize("kind", ["pipe", "directory", "device"])

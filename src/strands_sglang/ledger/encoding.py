@@ -327,7 +327,7 @@ def decoded_head(event: bytes) -> EventHead:
 def decoded_size(event: bytes) -> int:
     """Return about how many bytes of memory an encoded event takes once it is decoded, at least its own size."""
     head_size = _SIZES.unpack_from(event)[0] if len(event) >= _SIZES.size else 0
-    values = count_values(event[_SIZES.size : _SIZES.size + min(head_size, LARGEST_HEAD)])
+    values = count_values(event[_SIZES.size : _SIZES.size + min(head_size, LARGEST_HEAD)], MOST_EVENT_VALUES)
     return len(event) + EVENT_OVERHEAD + values * (LARGEST_EPISODE // MOST_VALUES)
 
 
