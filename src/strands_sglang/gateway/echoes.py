@@ -112,7 +112,7 @@ def restored(
 
     Args:
         reply_of: Returns the content blocks of a turn's reply; None if the turn is unknown.
-        accepts: Returns whether an echo of this kind is replaced.
+        accepts: Returns whether an echo of this kind, which is not exact, is replaced.
     """
     echoes: dict[int, frozenset[Echo]] = {}
 
@@ -121,13 +121,13 @@ def restored(
         for turn in turns:
             blocks = reply_of(turn.turn)
             echo = None if blocks is None else echo_of(blocks, copy.get("content") or ())
-            if blocks is None or echo is None or not (echo == {Echo.EXACT} or accepts(echo)):
+            if blocks is None or echo is None:
                 continue
             # Equal replies to equal messages: prefer the closest copy, then one that was continued, then the latest.
             rank = (echo == {Echo.EXACT}, turn.children, turn.turn)
             if best is None or rank > best[0]:
                 best = rank, turn, blocks, echo
-        if best is None:
+        if best is None or not (best[0][0] or accepts(best[3])):
             return None
         _, turn, blocks, echo = best
         echoes[turn.turn] = echo
