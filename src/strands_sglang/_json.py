@@ -1,6 +1,7 @@
 """Arbitrary Python values as JSON, for the ledger, for cache keys and for digests; and JSON that may not be trusted.
 
 `loads` decodes JSON only up to the nesting depth that can also be written, and up to `MOST_VALUES` values.
+`loads_exactly` decodes JSON whose ints may have any size.
 
 Invariant: for equal plain data the bytes are equal; values that JSON cannot hold are written as their `repr`, and bytes
 as a short description. Values that must come back exactly are not written with this module.
@@ -13,6 +14,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
@@ -28,6 +30,8 @@ _EXACT = 4096  # above so many marks, those in strings are left out
 _COMMA, _QUOTE = 2, 3  # a bracket that opens is 1, one that closes -1
 _MARKS = bytes.maketrans(b'[{]},:"', bytes((1, 1, 255, 255, _COMMA, _COMMA, _QUOTE)))
 _PLAIN = re.compile(rb"[^\\]")
+_DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
+_LARGE = b"0" * 19
 _TEXT = bytes(set(range(256)) - set(b'[{]},:"'))
 
 
@@ -60,11 +64,8 @@ def load_text(text: Any) -> Any:
         return None
     try:
         check_values(text.encode(errors="surrogatepass"))
-        try:
-            return orjson.loads(text)
-        except ValueError:  # orjson refuses lone surrogates and large ints
-            return json.loads(text)
-    except (ValueError, RecursionError):
+        return loads_exactly(text)
+    except ValueError:
         return None
 
 
@@ -122,6 +123,19 @@ def loads(data: bytes, most: int = MOST_VALUES) -> Any:
         return orjson.loads(data)
     finally:
         gc.enable()
+
+
+def loads_exactly(text: str | bytes) -> Any:
+    """Decode JSON with ints of any size and lone surrogates, unchecked; ValueError if it is not JSON."""
+    data = text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
+    try:
+        # orjson reads an int of more than 64 bits as a float. One of 18 digits or fewer is smaller.
+        if _LARGE not in data.translate(_DIGITS):
+            with suppress(orjson.JSONDecodeError):  # it refuses lone surrogates, and floats that are too large
+                return orjson.loads(data)
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("JSON is nested too deeply") from None
 
 
 def check_json(data: bytes, most: int = MOST_VALUES) -> None:

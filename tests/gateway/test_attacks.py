@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from strands_sglang import errors
 from strands_sglang.gateway import server
 from strands_sglang.gateway.call import Fault, Refusal
 from strands_sglang.gateway.server import PROTOCOLS
@@ -305,6 +306,67 @@ def test_clients_retry_what_may_be_retried(protocol: Any, fault: Fault) -> None:
     assert response.headers["x-should-retry"] == str(passes).lower()
     assert passes == (response.status in (408, 409, 429, 503, 529))
     assert ("Retry-After" in response.headers) == passes
+
+
+STATUS: dict[type[Exception], int] = {
+    errors.ContextOverflowError: 400,
+    errors.RequestRejectedError: 400,
+    errors.UnsupportedContentError: 400,
+    errors.TemplateRefusedError: 400,
+    errors.BridgeRefusedError: 400,
+    errors.ConfigurationError: 400,
+    errors.SessionStateError: 400,
+    errors.UnknownSessionError: 400,
+    errors.TokenBudgetError: 400,
+    errors.FailedCallError: 400,
+    errors.CallCancelledError: 400,
+    errors.ClientClosedError: 400,
+    errors.MalformedResponseError: 400,
+    errors.CountMismatchError: 400,
+    errors.KeptSetsMissingError: 400,
+    errors.TreeError: 400,
+    errors.RecordError: 400,
+    errors.ToolUnavailableError: 400,
+    errors.SandboxUnavailableError: 400,
+    errors.OtherModelError: 400,
+    errors.AgentProcessError: 400,
+    errors.LedgerError: 400,
+    errors.RunStoppedError: 400,
+    errors.DivergedError: 400,
+    errors.TurnAbortedError: 503,
+    errors.EngineError: 503,
+    errors.EngineUnavailableError: 503,
+    errors.EngineBusyError: 503,
+    errors.EngineFailingError: 503,
+    errors.EngineUnreachableError: 503,
+    errors.EngineGarbledError: 503,
+    errors.DeadlineExceededError: 503,
+    errors.ConnectionLostError: 503,
+    errors.AttemptTimeoutError: 503,
+    errors.StreamInterruptedError: 503,
+    RuntimeError: 500,
+}
+
+
+def test_every_error_has_a_status() -> None:
+    """Names of the published package are never raised themselves."""
+    raised = {one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, Exception)}
+    own = {one for one in raised if not one.__name__.startswith("SGLang") and one is not errors.StrandsSGLangError}
+    assert own == STATUS.keys() - {RuntimeError}
+
+
+async def test_errors_of_the_engine_say_whether_asking_again_helps() -> None:
+    kind: type[Exception] = RuntimeError
+    async with opened(lambda prompt: kind("why")) as it:
+        for kind, status in STATUS.items():
+            it.session.ended.clear()
+            agent = it.agent("chat")
+            agent.say("Hello.")
+            with pytest.raises(WireError, match="RuntimeError" if status == 500 else "why") as error:
+                await agent.ask()
+            headers = error.value.headers
+            told = (error.value.status, headers["x-should-retry"], headers.get("Retry-After"))
+            assert told == (status, str(status == 503).lower(), "2" if status == 503 else None), kind
 
 
 async def test_requests_that_fail_leave_nothing_behind() -> None:

@@ -153,6 +153,43 @@ async def test_what_cannot_be_honoured_is_recorded_once() -> None:
         assert [call.sampling["max_new_tokens"] for call in it.engine.calls] == [70, 70]
 
 
+HARMLESS = {"metadata": {"user_id": "u"}, "service_tier": "auto", "none": None}
+
+
+@pytest.mark.parametrize(
+    ("protocol", "asked", "ignored"),
+    [
+        ("chat", {"top_k": 5, "min_p": 0.1, "web_search_options": {}, "max_tokens": 9, "max_completion_tokens": 9},
+         ["min_p=0.1", "top_k=5", "web_search_options"]),
+        ("chat", {"user": "u", "store": True, "n": 1, "logprobs": False, "tool_choice": "auto", "stop": []}, None),
+        ("chat", {"response_format": {"type": "json_object"}, "stream_options": "all", "\ud800": "\ud801" * 900},
+         ["\\ud800=" + "\\ud801" * 98, "response_format=json_object", "stream_options=all"]),
+        ("responses", {"reasoning": {"effort": "high", "summary": "auto"}, "stop": ["x"], "seed": 7,
+                       "text": {"verbosity": "low"}, "include": ["reasoning.encrypted_content"]},
+         ["reasoning.effort=high", "seed=7", "stop", "text.verbosity=low"]),
+        ("responses", {"include": ["message.output_text.logprobs"], "background": True},
+         ["background=True", "include"]),
+        ("responses", {"client_metadata": {}, "prompt_cache_key": "k", "truncation": "auto"}, None),
+        ("messages", {"output_config": {"effort": "low"}, "thinking": {"type": "adaptive"},
+                      "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
+         ["output_config.effort=low", "thinking", "tool_choice.disable_parallel_tool_use=True"]),
+        ("messages", {"tool_choice": {"type": "tool", "name": "run"}, "cache_control": {"type": "ephemeral"}},
+         ["tool_choice=tool"]),
+    ],
+)  # fmt: skip
+async def test_a_field_is_honoured_or_named(protocol: str, asked: Any, ignored: list[str] | None) -> None:
+    async with opened(["one"]) as it:
+        await it.agent(protocol, more={**HARMLESS, **asked}).run("Hello.")
+        assert it.episode.tree[0].detail.get("ignored") == ignored
+
+
+async def test_what_is_named_is_bounded() -> None:
+    async with opened(["one", "two"]) as it:
+        for start in (0, 200):
+            await it.agent("chat", more={f"field{start + one}": 1 for one in range(200)}).run("Hello.")
+        assert [len(turn.detail["ignored"]) for turn in it.episode.tree] == [200, 56]
+
+
 async def test_sub_agents_get_the_call_that_started_them() -> None:
     start = tool_call("run", command="Find the file.")
     async with opened([start, "Found it.", "Done."]) as it:

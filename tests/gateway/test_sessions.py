@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 
+from strands_sglang.gateway import server
+from strands_sglang.gateway.call import arguments_of
+from strands_sglang.gateway.echoes import Echo, echo_of
 from strands_sglang.tokens import Join
+from strands_sglang.tool_parsers._json import JsonReader
 from support.gateway.agents import PATHS, WireAgent, WireError
 from support.gateway.opened import opened
 from support.scripted_engine import assert_exact, thought, tool_call
@@ -105,6 +109,65 @@ async def test_a_changed_echo_is_kept_forked_or_refused(
         else:
             assert it.joins == ["root", "forked"]
             assert it.episode.tree.rejected == {0}
+
+
+async def test_an_exact_copy_is_not_refused_because_it_resembles_another_reply() -> None:
+    async with opened([thought("r", "Done."), "Done.", "More."], options={"on_changed_echo": "refuse"}) as it:
+        agents = [it.agent("chat") for _ in range(2)]
+        for agent in agents:
+            agent.say("Fix the bug.")
+            agent.add(await agent.ask())
+        agents[1].say("And now?")
+        await agents[1].ask()
+        assert [turn.parent for turn in it.episode.tree] == [None, None, 1]
+        assert it.episode.tree[2].detail["echoes"] == ["exact"]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_numbers_that_few_can_hold_come_back_as_they_were_sampled(protocol: str) -> None:
+    numbers = {"n": 12345678901234567890123, "least": -(1 << 63) - 1, "zero": -0.0, "one": 1.0, "large": 1e300}
+    async with opened([thought("Hm.", tool_call("run", **numbers)), "Done."]) as it:
+        assert await it.agent(protocol).run("Fix the bug.") == "Done."
+        assert it.joins == ["root", "proved"]
+        assert it.episode.tree[1].detail["echoes"] == ["exact"]
+
+
+@pytest.mark.parametrize(
+    ("sampled", "copied", "echo"),
+    [
+        ("12345678901234567890123", "12345678901234567890123", Echo.EXACT),
+        ("12345678901234567890123", "12345678901234567890124", None),
+        ("12345678901234567890123", "1.2345678901234568e+22", None),
+        ("18446744073709551615", "18446744073709551616", None),
+        ("1.0", "1", Echo.NUMBERS),
+        ("1", "1.0", Echo.NUMBERS),
+        ("1e2", "100.0", Echo.EXACT),
+        ("-0.0", "-0.0", Echo.EXACT),
+        ("-0.0", "0", Echo.NUMBERS),
+        ("0.1", "0.10000000000000001", Echo.EXACT),
+        ("1e308", "1e400", None),
+        ("1", "true", None),
+        ("1", '"1"', None),
+    ],
+)
+def test_numbers_are_compared_by_value(sampled: str, copied: str, echo: Echo | None) -> None:
+    (reply, copy) = (
+        [{"toolUse": {"toolUseId": "a", "name": "run", "input": made}}]
+        for made in (JsonReader(f'{{"n": {sampled}}}').read(0)[0], arguments_of(f'{{"n": {copied}}}'))
+    )
+    assert echo_of(reply, copy) == (None if echo is None else {echo})
+
+
+@pytest.mark.parametrize("protocol", ["chat", "messages"])
+async def test_a_result_is_never_part_of_a_reply(protocol: str) -> None:
+    """A reply with neither text nor calls has no content."""
+    agent = WireAgent(None, "", protocol)  # type: ignore[arg-type]
+    agent.say("Hello.")
+    agent.history.append({"role": "assistant", "content": None})
+    agent.result("a", "x")
+    (codec,) = (one for one in server.PROTOCOLS if one.name == protocol)
+    roles = [message["role"] for message in codec.read(agent._body(agent.history), {}, {}).messages]
+    assert roles == ["user", "assistant", "user"]
 
 
 async def test_an_edited_reply_forks_and_is_not_trained() -> None:

@@ -24,6 +24,7 @@ from strands_sglang.gateway.call import (
     tool_spec,
     tool_use,
 )
+from strands_sglang.gateway.chat_completions import json_schema
 
 _STOP = {"tool_use": "tool_use", "max_tokens": "max_tokens", "stop_sequence": "stop_sequence"}
 _STATUS = {
@@ -53,7 +54,9 @@ class AnthropicMessages(Protocol):
         """Return the call of a request."""
         fields = Reader(body)
         system = [
-            block["text"] for block in texts_in(body.get("system"), "system") if not block["text"].startswith(_BILLING)
+            block["text"]
+            for block in texts_in(fields.get("system"), "system")
+            if not block["text"].startswith(_BILLING)
         ]
         messages: list[dict[str, Any]] = []
         for number, message in enumerate(fields.list("messages")):
@@ -75,28 +78,24 @@ class AnthropicMessages(Protocol):
                 tools.append(tool_spec(tool.get("name"), tool.get("description"), tool.get("input_schema"), where))
             else:
                 fields.ignored.add(f"tools: {tool.get('type') if isinstance(tool, dict) else None}")
-        choice = body.get("tool_choice")
-        if isinstance(choice, dict) and choice.get("type") != "auto":
-            fields.ignored.add(f"tool_choice={choice.get('type')}")
-        fields.ignore("temperature", "top_p", "top_k", "thinking", "context_management", "mcp_servers", "container")
-        given = body.get("output_config")
-        format = given.get("format") if isinstance(given, dict) else None
-        schema = None
-        if isinstance(format, dict):
-            if format.get("type") == "json_schema" and isinstance(format.get("schema"), dict):
-                schema = dump_text(format["schema"])
-            else:
-                fields.ignored.add(f"output_config.format={format.get('type')}")
+        choice = fields.inner("tool_choice")
+        if (kind := choice.get("type")) not in (None, "auto"):
+            fields.ignored.add(f"tool_choice={kind}")
+        choice.ignore("disable_parallel_tool_use", False)
+        choice.rest("name")
+        output = fields.inner("output_config")
+        schema = json_schema(output.get("format"), "output_config.format", fields.ignored)
+        output.rest()
         return Call(
             model=fields.text("model"),
             system="\n\n".join(system) if system else None,
             messages=messages,
             tools=tools,
-            streams=bool(body.get("stream")),
+            streams=bool(fields.get("stream")),
             max_tokens=fields.count("max_tokens"),
             stop=fields.stops("stop_sequences"),
             schema=schema,
-            ignored=tuple(sorted(fields.ignored)),
+            ignored=fields.rest("cache_control", "metadata", "service_tier"),
             agent=headers.get(_AGENT_HEADER, ""),
         )
 
@@ -113,7 +112,7 @@ class AnthropicMessages(Protocol):
             "usage": _usage(answer, answer.sampled_tokens),
         }
 
-    def events(self, answer: Answer) -> Iterator[bytes]:
+    def events(self, answer: Answer, call: Call) -> Iterator[bytes]:
         """Yield an answer as events."""
 
         def made(kind: str, **data: Any) -> bytes:

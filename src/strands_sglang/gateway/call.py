@@ -3,8 +3,8 @@
 A protocol is a codec: it reads a request body into a `Call`, and writes an `Answer` as one body or as a stream of
 events. It holds no state of a session, except that `Call.read` may look up items that the session sent before.
 
-Invariant: whatever a request has that cannot be honoured is named in `Call.ignored`, or refused; nothing is dropped
-without a word.
+Invariant: whatever a request asks for that cannot be honoured is named in `Call.ignored`, or refused; nothing is
+dropped without a word. A field that is not known here counts as asking for something.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-import orjson
-
-from strands_sglang._json import dump_text
+from strands_sglang._json import check_json, dump_text, jsonable, loads_exactly
 from strands_sglang.errors import StrandsSGLangError
 
 Block = dict[str, Any]
 Body = Mapping[str, Any]
+
+_MOST_SHOWN = 100  # characters of an ignored field and its value
 
 
 class Fault(str, Enum):
@@ -29,7 +29,7 @@ class Fault(str, Enum):
 
     UNKNOWN_SESSION = "unknown_session"
     INVALID = "invalid"
-    """The request cannot be read, or has content that the model cannot be shown."""
+    """The request cannot be read, has content that the model cannot be shown, or is one that the engine refuses."""
     TOO_LARGE = "too_large"
     CONTEXT_LENGTH = "context_length"
     ENDED = "ended"
@@ -66,6 +66,8 @@ class Call:
     tools: list[dict[str, Any]]
     streams: bool = False
     """Whether the answer is sent as events."""
+    counts: bool = False
+    """Whether these events must count its tokens, where a protocol does so only if it is asked."""
     max_tokens: int | None = None
     """Tokens that the agent allows for the reply; None: the run's own limit."""
     stop: tuple[str, ...] = ()
@@ -138,8 +140,8 @@ class Protocol(ABC):
         """Return an answer as one JSON body."""
 
     @abstractmethod
-    def events(self, answer: Answer) -> Iterator[bytes]:
-        """Yield an answer as server-sent events."""
+    def events(self, answer: Answer, call: Call) -> Iterator[bytes]:
+        """Yield the answer to a call as server-sent events."""
 
     @abstractmethod
     def error(self, refusal: Refusal) -> tuple[int, dict[str, Any]]:
@@ -170,11 +172,26 @@ class Reader:
     """Reads the fields of a body, and notes those that are ignored."""
 
     body: Body
+    within: str = ""
+    """Before the names of its fields, if it is an object in a body: "reasoning."."""
     ignored: set[str] = field(default_factory=set)
+    _known: set[str] = field(default_factory=set)
+
+    def get(self, name: str) -> Any:
+        """Return a field as it is; None if it is missing."""
+        self._known.add(name)
+        return self.body.get(name)
+
+    def inner(self, name: str) -> Reader:
+        """Return the reader of a field that is an object; of an empty one if it is something else."""
+        value = self.get(name)
+        if value is not None and not isinstance(value, dict):
+            self._ignore(name, value)
+        return Reader(value if isinstance(value, dict) else {}, f"{self.within}{name}.", self.ignored)
 
     def text(self, name: str, default: str = "") -> str:
         """Return a text field."""
-        value = self.body.get(name)
+        value = self.get(name)
         if value is None:
             return default
         if not isinstance(value, str):
@@ -183,32 +200,43 @@ class Reader:
 
     def list(self, name: str) -> list[Any]:
         """Return a list field; a missing one is empty."""
-        return list_in(self.body.get(name), name)
+        return list_in(self.get(name), name)
 
     def count(self, *names: str) -> int | None:
         """Return the first of these fields that is given, a positive integer; None if none is."""
-        for name in names:
-            value = self.body.get(name)
-            if value is not None:
-                if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                    raise invalid(name, "must be a positive integer", value)
-                return value
+        given = [(name, value) for name in names if (value := self.get(name)) is not None]
+        for name, value in given[:1]:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise invalid(name, "must be a positive integer", value)
+            return value
         return None
 
     def stops(self, name: str) -> tuple[str, ...]:
         """Return texts that end the reply: a text or a list of texts."""
-        value = self.body.get(name)
+        value = self.get(name)
         texts = [value] if isinstance(value, str) else value or []
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise invalid(name, "must be a text or a list of texts", value)
         return tuple(text for text in texts if text)
 
-    def ignore(self, *names: str, unless: tuple[Any, ...] = ()) -> None:
-        """Note fields that are given and not honoured; `unless`: values that ask for nothing."""
-        for name in names:
-            value = self.body.get(name)
-            if value is not None and value not in unless:
-                self.ignored.add(f"{name}={value}" if isinstance(value, (str, int, float)) else name)
+    def ignore(self, name: str, *unless: Any) -> None:
+        """Note a field that is given and not honoured; `unless`: values that ask for nothing."""
+        value = self.get(name)
+        if value is not None and value not in unless:
+            self._ignore(name, value)
+
+    def rest(self, *harmless: str) -> tuple[str, ...]:
+        """Note all fields that were not read until now; return all that is noted, shortened.
+
+        `harmless`: fields that ask for nothing of a reply.
+        """
+        for name in self.body.keys() - self._known - set(harmless):
+            self.ignore(name)
+        return tuple(sorted({jsonable(one[:_MOST_SHOWN]) for one in self.ignored}))
+
+    def _ignore(self, name: str, value: Any) -> None:
+        shown = f"={value}" if isinstance(value, (str, int, float)) else ""
+        self.ignored.add(f"{self.within}{name}{shown}")
 
 
 def list_in(value: Any, name: str) -> list[Any]:
@@ -255,8 +283,9 @@ def arguments_of(text: Any) -> Any:
     if not text.strip():
         return {}
     try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
+        check_json(text.encode(errors="surrogatepass"))
+        return loads_exactly(text)
+    except ValueError:
         return text
 
 
@@ -291,8 +320,8 @@ def tool_spec(name: Any, description: Any, schema: Any, where: str) -> dict[str,
 
 def add(messages: list[dict[str, Any]], role: str, blocks: list[Block]) -> None:
     """Append a message to a conversation; the results of one turn's calls share a message."""
-    last = messages[-1] if messages else None
-    if role == "user" and last is not None and all("toolResult" in block for block in [*last["content"], *blocks]):
+    last: dict[str, Any] = messages[-1] if messages else {"role": None, "content": []}
+    if role == last["role"] == "user" and all("toolResult" in block for block in [*last["content"], *blocks]):
         last["content"].extend(blocks)
     else:
         messages.append({"role": role, "content": blocks})

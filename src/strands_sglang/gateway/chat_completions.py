@@ -30,6 +30,11 @@ from strands_sglang.gateway.call import (
 FINISH = {"tool_use": "tool_calls", "max_tokens": "length"}
 """Finish reasons by stop reason of the Strands SDK; any other: "stop"."""
 
+OF_ACCOUNTS = tuple(
+    "metadata prompt_cache_key prompt_cache_retention safety_identifier service_tier store user".split()
+)
+"""Fields of OpenAI's protocols that ask for nothing of a reply."""
+
 _STATUS = {
     Fault.UNKNOWN_SESSION: (404, "not_found_error", "unknown_session"),
     Fault.INVALID: (400, "invalid_request_error", "invalid_request"),
@@ -98,27 +103,22 @@ class ChatCompletions(Protocol):
             for number, tool in enumerate(fields.list("tools"))
             if _is_function(tool, fields.ignored)
         ]
-        fields.ignore("tool_choice", unless=("auto",))
-        fields.ignore("n", unless=(1,))
-        fields.ignore("parallel_tool_calls", unless=(True,))
-        fields.ignore("logprobs", unless=(False,))
-        fields.ignore(
-            "temperature", "top_p", "seed", "frequency_penalty", "presence_penalty", "logit_bias", "top_logprobs"
-        )
-        fields.ignore(
-            "reasoning_effort", "verbosity", "functions", "function_call", "modalities", "audio", "prediction"
-        )
-        schema = json_schema(body.get("response_format"), "response_format", fields.ignored)
+        fields.ignore("tool_choice", "auto")
+        fields.ignore("n", 1)
+        fields.ignore("parallel_tool_calls", True)
+        fields.ignore("logprobs", False)
+        fields.ignore("modalities", ["text"])
         return Call(
             model=fields.text("model"),
             system="\n\n".join(system) if system else None,
             messages=messages,
             tools=tools,
-            streams=bool(body.get("stream")),
+            streams=bool(fields.get("stream")),
+            counts=fields.inner("stream_options").get("include_usage") is True,
             max_tokens=fields.count("max_completion_tokens", "max_tokens"),
             stop=fields.stops("stop"),
-            schema=schema,
-            ignored=tuple(sorted(fields.ignored)),
+            schema=json_schema(fields.get("response_format"), "response_format", fields.ignored),
+            ignored=fields.rest(*OF_ACCOUNTS),
         )
 
     def body(self, answer: Answer) -> dict[str, Any]:
@@ -131,8 +131,8 @@ class ChatCompletions(Protocol):
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish(answer)}
         return {**_head(answer, "chat.completion"), "choices": [choice], "usage": _usage(answer)}
 
-    def events(self, answer: Answer) -> Iterator[bytes]:
-        """Yield an answer as chunks."""
+    def events(self, answer: Answer, call: Call) -> Iterator[bytes]:
+        """Yield an answer as chunks. Only a client that asks for it expects one without a choice."""
         head = _head(answer, "chat.completion.chunk")
 
         def chunk(delta: dict[str, Any], finish: str | None = None) -> bytes:
@@ -143,10 +143,11 @@ class ChatCompletions(Protocol):
             yield chunk({"reasoning_content": answer.reasoning})
         if answer.text:
             yield chunk({"content": answer.text})
-        for number, call in enumerate(answer.calls):
-            yield chunk({"tool_calls": [{"index": number, **_call(call)}]})
+        for number, made in enumerate(answer.calls):
+            yield chunk({"tool_calls": [{"index": number, **_call(made)}]})
         yield chunk({}, _finish(answer))
-        yield event({**head, "choices": [], "usage": _usage(answer)})
+        if call.counts:
+            yield event({**head, "choices": [], "usage": _usage(answer)})
         yield event(b"[DONE]")
 
     def error(self, refusal: Refusal) -> tuple[int, dict[str, Any]]:

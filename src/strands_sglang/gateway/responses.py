@@ -27,7 +27,7 @@ from strands_sglang.gateway.call import (
     tool_result,
     tool_use,
 )
-from strands_sglang.gateway.chat_completions import function_spec, json_schema, openai_error
+from strands_sglang.gateway.chat_completions import OF_ACCOUNTS, function_spec, json_schema, openai_error
 
 _FUNCTION_RESULTS = ("function_call_output", "custom_tool_call_output")
 
@@ -41,13 +41,13 @@ class Responses(Protocol):
     def read(self, body: Body, headers: Mapping[str, str], items: Mapping[str, Block]) -> Call:
         """Return the call of a request."""
         fields = Reader(body)
-        if body.get("previous_response_id") is not None or body.get("conversation") is not None:
+        if fields.get("previous_response_id") is not None or fields.get("conversation") is not None:
             raise invalid(
                 "previous_response_id", "the gateway keeps no conversations; send all items in `input` (store: false)"
             )
         system = [instructions] if (instructions := fields.text("instructions")) else []
         messages: list[dict[str, Any]] = []
-        given = body.get("input")
+        given = fields.get("input")
         for number, item in enumerate(
             [{"role": "user", "content": given}] if isinstance(given, str) else fields.list("input")
         ):
@@ -61,28 +61,31 @@ class Responses(Protocol):
                 tools.append(function_spec(tool, f"tools[{number}]"))
             else:
                 fields.ignored.add(f"tools: {kind}")
-        fields.ignore("tool_choice", unless=("auto",))
-        fields.ignore("parallel_tool_calls", unless=(True,))
-        fields.ignore("background", "truncation", unless=(False, "disabled", "auto"))
-        fields.ignore("temperature", "top_p", "top_logprobs", "max_tool_calls", "prompt")
-        format = body.get("text", {}).get("format") if isinstance(body.get("text"), dict) else None
-        schema = json_schema(format, "text.format", fields.ignored)
+        fields.ignore("tool_choice", "auto")
+        fields.ignore("parallel_tool_calls", True)
+        fields.ignore("background", False)
+        fields.ignore("truncation", "disabled", "auto")
+        fields.ignore("include", [], ["reasoning.encrypted_content"])  # the reasoning itself is sent
+        fields.inner("reasoning").rest("summary")
+        text = fields.inner("text")
+        schema = json_schema(text.get("format"), "text.format", fields.ignored)
+        text.rest()
         return Call(
             model=fields.text("model"),
             system="\n\n".join(system) if system else None,
             messages=messages,
             tools=tools,
-            streams=bool(body.get("stream")),
+            streams=bool(fields.get("stream")),
             max_tokens=fields.count("max_output_tokens"),
             schema=schema,
-            ignored=tuple(sorted(fields.ignored)),
+            ignored=fields.rest(*OF_ACCOUNTS, "client_metadata", "stream_options"),
         )
 
     def body(self, answer: Answer) -> dict[str, Any]:
         """Return an answer as one body."""
         return _response(answer, _items(answer), "incomplete" if answer.stop_reason == "max_tokens" else "completed")
 
-    def events(self, answer: Answer) -> Iterator[bytes]:
+    def events(self, answer: Answer, call: Call) -> Iterator[bytes]:
         """Yield an answer as events."""
         number = 0
 

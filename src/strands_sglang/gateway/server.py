@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -25,13 +24,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import orjson
 from aiohttp import web
 from strands.models import Model
 
 from strands_sglang._async import LoopThrottle
 from strands_sglang._checks import chosen
-from strands_sglang._json import check_json
+from strands_sglang._json import check_json, loads_exactly
 from strands_sglang.errors import ConfigurationError, StrandsSGLangError
 from strands_sglang.gateway.anthropic_messages import AnthropicMessages
 from strands_sglang.gateway.call import Call, Fault, Protocol, Refusal, dumped
@@ -311,7 +309,7 @@ async def _answered(
     while events is None:
         try:
             answer = await exchange.answer(_KEEP_ALIVE_SECONDS)
-            events = None if answer is None else b"".join(protocol.events(answer))
+            events = None if answer is None else b"".join(protocol.events(answer, call))
         except Refusal as refusal:
             if not stream.prepared:
                 raise
@@ -348,11 +346,8 @@ async def _read(request: web.Request) -> bytes:
 def _decoded(data: bytes) -> dict[str, Any]:
     try:
         check_json(data, _MAX_VALUES)
-        try:
-            body = orjson.loads(data)
-        except orjson.JSONDecodeError:
-            body = json.loads(data)  # has what orjson refuses: lone surrogates
-    except (ValueError, RecursionError) as error:
+        body = loads_exactly(data)
+    except ValueError as error:
         raise Refusal(Fault.INVALID, f"the body must be JSON: {error}") from None
     if not isinstance(body, dict):
         raise Refusal(Fault.INVALID, "the body must be a JSON object")

@@ -27,10 +27,13 @@ from strands_sglang.chat.conversation_index import IndexedTurn
 from strands_sglang.errors import (
     BridgeRefusedError,
     CallCancelledError,
+    ClientClosedError,
     ConfigurationError,
     ContextOverflowError,
     EngineError,
     FailedCallError,
+    MalformedResponseError,
+    RequestRejectedError,
     StrandsSGLangError,
     TemplateRefusedError,
     TokenBudgetError,
@@ -47,6 +50,8 @@ from strands_sglang.tokens import TokenTree, Turn
 
 logger = logging.getLogger(__name__)
 
+_MOST_IGNORED = 256  # things that a session does not get and that are recorded
+
 IsSide = Callable[[Call], bool]
 """Returns whether a call is not the agent's own work, such as a title: its turn is recorded and not trained."""
 
@@ -57,6 +62,9 @@ _FAULTS: dict[type[BaseException], Fault] = {
     TokenBudgetError: Fault.ENDED,
     FailedCallError: Fault.ENDED,
     TurnAbortedError: Fault.UNAVAILABLE,
+    RequestRejectedError: Fault.INVALID,
+    ClientClosedError: Fault.ENDED,
+    MalformedResponseError: Fault.ENDED,
     EngineError: Fault.UNAVAILABLE,
     UnsupportedContentError: Fault.INVALID,
     TemplateRefusedError: Fault.INVALID,
@@ -349,9 +357,9 @@ class Session:
         if echoes:
             found = frozenset[Echo]().union(*echoes.values())
             detail["echoes"] = sorted(echo.value for echo in found if echo is not Echo.EXACT or len(found) == 1)
-        if new := set(call.ignored) - self.ignored:
-            self.ignored |= new
-            detail["ignored"] = sorted(new)
+        if new := sorted(set(call.ignored) - self.ignored)[: _MOST_IGNORED - len(self.ignored)]:
+            self.ignored.update(new)
+            detail["ignored"] = new
         if call.agent:
             detail["agent"] = call.agent
         return detail
