@@ -12,7 +12,7 @@ import pytest
 
 from strands_sglang import SGLangClient, SGLangModel
 from strands_sglang.engine import AbortPolicy, Generation
-from strands_sglang.engine.adapters import AdapterLists, AdapterNames, _names
+from strands_sglang.engine.adapters import FRESH_SECONDS_ELSEWHERE, AdapterLists, AdapterNames, _names
 from strands_sglang.errors import ConfigurationError, RequestRejectedError
 from strands_sglang.runs import Task
 from support.rollout_agent import TOKENIZER
@@ -162,6 +162,7 @@ async def test_name_that_another_process_unloaded_is_refused_by_a_worker() -> No
                 await worker.generate(PROMPT, {"max_new_tokens": 1}, adapter="v1")
                 await client.control.unload_adapter("v1")
                 worker._adapters._retired.clear()
+                await asyncio.sleep(FRESH_SECONDS_ELSEWHERE)
                 with pytest.raises(RequestRejectedError, match="'v1' must be loaded on every worker"):
                     await worker.generate(PROMPT, {"max_new_tokens": 1}, adapter="v1")
     assert len(adapters.requests) == 1

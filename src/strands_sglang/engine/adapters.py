@@ -7,8 +7,8 @@ A name must always mean the same weights: the server loads an adapter again, fro
 request names one that was unloaded. Therefore names are never used twice, and are checked before they are sampled with.
 
 Invariant: no request is sent for an adapter that this process unloaded, or that a worker did not list when it was last
-asked, or listed with another path than before. A client that was sent to another process asks before every call. A
-server that does not answer is no reason to refuse: the request finds out.
+asked, or listed with another path than before. A client that was sent to another process asks every second, not before
+every call: a fleet has many workers. A server that does not answer is no reason to refuse: the request finds out.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ MARK = "+lora:"
 """Between the version of the base weights and the name of the adapter."""
 FRESH_SECONDS = 30.0
 """How long a list of a worker's adapters counts, in the process that loads and unloads them."""
+FRESH_SECONDS_ELSEWHERE = 1.0
+"""The same in a process that does not know what that process unloads."""
 
 AdapterLists = Mapping[str, Mapping[str, str]]
 """The adapters of each worker that answered, by its URL: names, each with its path."""

@@ -18,7 +18,7 @@ from yarl import URL
 
 from strands_sglang._checks import check_int, check_number
 from strands_sglang._slime_args import settings_from_slime_args
-from strands_sglang.engine.adapters import FRESH_SECONDS, adapter_names, check_name
+from strands_sglang.engine.adapters import FRESH_SECONDS, FRESH_SECONDS_ELSEWHERE, adapter_names, check_name
 from strands_sglang.engine.call import Call, WorkerPin, check_header
 from strands_sglang.engine.cancellation import CancelScope
 from strands_sglang.engine.connections import LoopPool, Pools, attempt_timeout
@@ -383,7 +383,7 @@ class SGLangClient:
 
 def _rebuild(kind: type[SGLangClient], settings: dict[str, Any], answered: bool = False) -> SGLangClient:
     made = kind(**settings)
-    made._adapter_seconds = 0.0  # the process that pickled it may unload one at any time
+    made._adapter_seconds = FRESH_SECONDS_ELSEWHERE  # the process that pickled it may unload one at any time
     if answered:  # in the process that pickled it: the address is right, so calls here wait for an outage too
         server_history(made.base_url).answered = True
     return made
