@@ -1,7 +1,7 @@
 """Ledgers in which only the meaning is wrong: every digest of a changed record is computed again.
 
-A recorded run with images, kept sets and a teacher's scores is changed in one place at a time. `FOUND_BY` says for each
-kind of change how much a forger may recompute and still be found.
+A recorded run with images, kept sets, another model and a teacher's scores is changed in one place at a time. `FoundBy`
+says for each kind of change how much a forger may recompute and still be found.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from strands_sglang import SGLangModel
 from strands_sglang.engine import Capability
 from strands_sglang.engine.protocol import Prefill, PromptImage, TokenIds
 from strands_sglang.ledger.event import Event, EventKind
@@ -30,10 +31,11 @@ from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.proof.finding import Verdict
 from strands_sglang.proof.rescore import RescoreVerdict, rescore
 from strands_sglang.proof.verify import verify
-from strands_sglang.runs import teacher_logprobs
+from strands_sglang.runs import Task, teacher_logprobs
 from support.proof.in_memory import verify_events
 from support.proof.tampering import LedgerEditor
 from support.rollout.looking import CALL, OPTIONS, TASKS, ImageEngine, build
+from support.rollout.other_models import Speaker, quiet
 from support.rollout.scripts import run
 from support.scripted_engine import Answer
 
@@ -72,10 +74,17 @@ def _looks(prompt: str, before: int) -> Answer:
     return {0: f"{CALL.format(1)}\n{CALL.format(2)}", 2: CALL.format(3)}.get(done, "I have seen it.")
 
 
+async def _build(task: Task, model: SGLangModel, models: Any) -> Any:
+    await quiet(models["judge"]).invoke_async("Is it hard?")
+    return build(task, model)
+
+
 async def record(directory: Path) -> None:
-    """Record a run with two images in one turn, kept sets and a teacher's scores."""
-    sampling = {"sampling_params": {"top_p": 0.8, "temperature": 1.0}}
-    await run(build, TASKS, ImageEngine(_looks, "qwen3.5"), directory, samples_per_task=2, **sampling, **OPTIONS)
+    """Record a run with two images in one turn, kept sets, another model that fails once, and a teacher's scores."""
+    settings: dict[str, Any] = {**OPTIONS, "sampling_params": {"top_p": 0.8, "temperature": 1.0}}
+    settings["models"] = {"judge": Speaker(lambda messages, before: "It is." if before else ValueError("it is gone"))}
+    for _ in range(2):
+        await run(_build, TASKS, ImageEngine(_looks, "qwen3.5"), directory, samples_per_task=2, **settings)
     await teacher_logprobs(directory, Teacher(), top=TOP)  # type: ignore[arg-type]
 
 
@@ -190,6 +199,7 @@ def _order(event: Event, rng: random.Random) -> bool:
 
 
 _CALL, _TEACHER = EventKind.CALL, EventKind.TEACHER
+_MODEL, _MODEL_ERROR = EventKind.MODEL, EventKind.MODEL_ERROR
 _OTHER_FILE = "ab" * 32
 _NO_TEMPERATURES = ("hot", -1.0, True, [1.0])
 CHANGES: dict[str, tuple[EventKind, FoundBy, Callable[[Event, random.Random], bool]]] = {
@@ -215,6 +225,14 @@ CHANGES: dict[str, tuple[EventKind, FoundBy, Callable[[Event, random.Random], bo
     "logprob: no number": (_CALL, FoundBy.CONTENT, _value("logprobs", lambda *_: math.nan)),
     "temperature: no temperature": (_CALL, FoundBy.CONTENT, _data("temperature", *_NO_TEMPERATURES, within="detail")),
     "temperature: another": (_CALL, FoundBy.ROOT, _data("temperature", 0.7, 1.5, within="detail")),
+    "model: another answer": (_MODEL, FoundBy.ROOT, _data("answer", [], [{"output": "It is not."}])),
+    "model: no answer": (_MODEL, FoundBy.CONTENT, _data("answer", None, "It is.")),
+    "model: another one": (_MODEL, FoundBy.ROOT, _data("name", "user")),
+    "model: no name": (_MODEL, FoundBy.CONTENT, _data("name", None, 7)),
+    "model: another question": (_MODEL, FoundBy.ROOT, _data("request_digest", "ab" * 16)),
+    "model: nowhere": (_MODEL, FoundBy.CONTENT, _data("within", None, "call")),
+    "model error: another": (_MODEL_ERROR, FoundBy.ROOT, _data("message", "it was there")),
+    "model error: none": (_MODEL_ERROR, FoundBy.CONTENT, _data("error", None, 7)),
     "teacher: temperature": (_TEACHER, FoundBy.CONTENT, _data("temperature", 0.7, None, "1.0")),
     "teacher: model": (_TEACHER, FoundBy.ROOT, _data("model", "another")),
     "teacher: no model": (_TEACHER, FoundBy.CONTENT, _data("model", None)),
