@@ -35,6 +35,7 @@ from support.families import tokenizer
 from support.lab_servers import free_port
 from support.local_ray import ray_here
 from support.rollout.agent_kinds import build, plain
+from support.rollout.other_models import Speaker, build_with_user, echo, last_text
 from support.rollout.scripts import (
     FAMILY,
     PromptEngine,
@@ -111,6 +112,24 @@ async def test_same_episodes_as_in_one_process_and_failed_rewards_are_computed_a
     again = await run(build, QUESTIONS, engine, tmp_path, reward=reward, **changed)
     assert summaries(again) == summaries(scored) == summaries(here) and again.metrics.restored == 6
     assert not engine.calls  # this process made no engine call
+
+
+def locked_speaker() -> Speaker:
+    """Make a model that cannot be pickled."""
+    made = Speaker(lambda messages, before: f"{last_text(messages)} {os.getpid()}")
+    made.config["lock"] = threading.Lock()
+    return made
+
+
+async def test_other_models_are_made_by_their_function_in_every_worker(tmp_path: Path) -> None:
+    made = await run(
+        build_with_user, QUESTIONS, PromptEngine(echo), tmp_path, workers=2, models={"user": locked_speaker}
+    )
+    assert [episode.end_reason for episode in made] == [EndReason.ANSWERED] * 6
+    assert_proved(tmp_path)
+    assert_same(tmp_path, made)
+    said = [str(event.data["answer"]) for record in Ledger(tmp_path).episodes() for event in record.other_models]
+    assert len(said) == 6 * 3 and not any(str(os.getpid()) in one for one in said)
 
 
 async def test_engine_outage_of_workers_is_in_metrics() -> None:
