@@ -48,6 +48,11 @@ def engine() -> PromptEngine:
     return PromptEngine(steps(1, end="the answer is 7"))
 
 
+def seen_engine() -> PromptEngine:
+    SEEN.append(made := engine())
+    return made
+
+
 def slow_engine() -> PromptEngine:
     made = PromptEngine(steps(0))
     made.delay = 3600
@@ -272,6 +277,24 @@ def test_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "| a | 4 of 4 | 2 | 0.5 " in capsys.readouterr().out
     assert main(["eval", "--recorded", str(folder), "--threshold", "0"]) == 0
     assert main([*given[:2], *given[2:], "--json"]) == 0  # restored
+
+
+def test_evals_with_one_seed_send_the_same_seeds(tmp_path: Path) -> None:
+    """In whatever order, and however many at once."""
+    lines = [{"prompt": f"question {number}?", "answer": 7, "id": str(number)} for number in range(4)]
+    forwards, backwards = tasks(tmp_path, *lines), tmp_path / "backwards.jsonl"
+    backwards.write_text("\n".join(json.dumps(line) for line in reversed(lines)))
+
+    def sent(path: Any, *more: str) -> list[tuple[int, str]]:
+        SEEN.clear()
+        assert main(arguments("eval", str(path), "-n", "2", *with_reward(), *more, client="seen_engine")) == 0
+        (seen,) = SEEN
+        return sorted((call.sampling["sampling_seed"], call.asked["prompt"]) for call in seen.calls if call.answered)
+
+    first = sent(forwards, "--seed", "7")
+    assert len(first) == len({seed for seed, _ in first}) == 4 * 2 * 2
+    assert sent(backwards, "--seed", "7", "--concurrency", "1", "-d", str(tmp_path / "run")) == first
+    assert not {seed for seed, _ in sent(forwards, "--seed", "8")} & {seed for seed, _ in first}
 
 
 def test_eval_with_failures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
