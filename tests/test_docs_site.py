@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import http.server
 import os
+import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -33,17 +35,33 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
         pass
 
 
-@pytest.fixture(scope="module")
-def site() -> Iterator[str]:
+def build() -> float:
+    """Build the site, and return the seconds of CPU that it took."""
     built = subprocess.run(
         ["scripts/docs"], cwd=ROOT, env={**os.environ, "PYTHON": sys.executable}, capture_output=True, text=True
     )
     assert built.returncode == 0, built.stdout + built.stderr
+    told = re.search(r"^docs: built with ([\d.]+) \+ ([\d.]+) s of CPU$", built.stderr, re.MULTILINE)
+    assert told is not None, built.stderr
+    return float(told[1]) + float(told[2])
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[str]:
+    build()
     handler = functools.partial(Quiet, directory=str(ROOT / "build" / "site"))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}/"
         server.shutdown()
+
+
+@pytest.mark.soak
+def test_the_whole_site_is_built_in_a_minute_of_cpu() -> None:
+    shutil.rmtree(ROOT / "build" / "site-cache", ignore_errors=True)
+    seconds = build()
+    print(f"the site: {seconds:.0f} s of CPU")
+    assert seconds <= 60
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1440, "dark")])
