@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,18 @@ def test_runs_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ]  # fmt: skip
     wanted = Figures.of("", run_rows(folder / "seed-1" / "step-000001")).to_dict()
     assert {name: runs[1][name] for name in wanted} == wanted
+    assert "verdict" not in runs[0], "it would take a pass over every token"
+
+
+def test_runs_are_proved_if_it_is_asked_for(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    runs = Path(shutil.copytree(folder / "seed-1", tmp_path / "seed-1"))
+    (runs / "step-000001" / "seal.json").unlink()
+    assert main(["show", str(runs), "--verdict", "--json"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [run["verdict"] for run in found] == ["proved", "unfinished"]
+    assert main(["show", str(runs), "--verdict"]) == 0
+    _, _, head, *lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[-1] for line in (head, *lines)] == ["verdict", "proved", "unfinished"]
 
 
 def test_two_trainings_are_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,6 +86,7 @@ def test_two_trainings_are_compared(folder: Path, capsys: pytest.CaptureFixture[
     [
         (["show", "{runs}", "--task", "add-0"], "--task needs the directory of one run"),
         (["show", "{runs}", "add-0/0"], "EPISODE needs the directory of one run"),
+        (["show", "{runs}/seed-1/step-000000", "--verdict"], "--verdict is for a folder of runs"),
         (["eval", "{runs}", "{runs}/seed-1"], "must be the directory of a run or of a training"),
         (["eval", "{runs}/seed-1", "{runs}/seed-2", "--markdown"], "--markdown must not be given with two runs"),
         (["eval", "--recorded", "{runs}/seed-1", "--last-steps", "2"], "--last-steps needs two trainings"),

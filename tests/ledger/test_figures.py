@@ -90,6 +90,13 @@ def test_merged_figures_are_those_of_all_rows(runs: list[list[tuple[str, float |
         assert merged[name] == pytest.approx(whole[name], abs=1e-12), name
 
 
+def test_parts_of_rewards_are_means_over_the_rewards_that_have_them() -> None:
+    rows = [row("a", 0, parts={"format": 1.0, "length": 0.5}), row("a", 1, parts={"format": 0.0, "huge": 1e200})]
+    rows.append(row("b", 0))
+    assert Figures.of("run", rows).to_dict()["parts"] == {"format": 0.5, "length": 0.5}
+    assert Figures.merged([Figures.of("1", rows[:1]), Figures.of("2", rows[1:])]).to_dict()["parts"]["format"] == 0.5
+
+
 def test_figures_survive_odd_rewards() -> None:
     found = Figures.of("run", [row("a", 0, math.nan), row("a", 1, math.inf), row("a", 2, 1.0)]).to_dict()
     assert (found["scored"], found["reward"]) == (1, 1.0)

@@ -15,32 +15,41 @@ from strands_sglang.ledger.figures import Figures
 from strands_sglang.ledger.folder import RunPlace
 from strands_sglang.ledger.run_dir import check_format
 from strands_sglang.ledger.summary import run_rows
+from strands_sglang.proof.verify import verify
 
 _COLUMNS = ("run", "episodes", "reward", "std", "passed", "equal", "turns", "sampled", "truncated", "failed", "cached")
+_VERDICT = "verdict"
 
 
-def read_runs(places: Sequence[RunPlace]) -> Iterator[dict[str, Any]]:
-    """Yield name, training, step and figures of each run; `error` in place of figures if it cannot be read."""
+def read_runs(places: Sequence[RunPlace], *, proved: bool = False) -> Iterator[dict[str, Any]]:
+    """Yield name, training, step and figures of each run; `error` in place of figures if it cannot be read.
+
+    `proved`: also the verdict of `verify`, which reads every token.
+    """
     for place in places:
         about = {"run": place.name, "training": place.training or None, "step": place.step}
         try:
             check_format(place.path)
-            yield {**about, **Figures.of(place.name, run_rows(place.path)).to_dict()}
+            figures = Figures.of(place.name, run_rows(place.path)).to_dict()
+            yield {**about, **figures, **({_VERDICT: verify(place.path).verdict.value} if proved else {})}
         except (OSError, LedgerError) as error:
             yield {**about, "error": str(error)}
 
 
-def folder_lines(name: str, places: Sequence[RunPlace], most: int | None, paint: Paint) -> list[str]:
+def folder_lines(
+    name: str, places: Sequence[RunPlace], most: int | None, paint: Paint, *, proved: bool = False
+) -> list[str]:
     """Return a line about the folder, and a table of its last `most` runs, None: of all; the others are not read."""
     trainings = {place.training for place in places if place.training}
-    shown = list(read_runs(places if most is None else places[-most:]))
+    shown = list(read_runs(places if most is None else places[-most:], proved=proved))
     parts = [counted(len(places), "run"), *([counted(len(trainings), "training")] if trainings else [])]
     if len(shown) == len(places):
         parts.append(counted(sum(run.get("episodes", 0) for run in shown), "episode"))
     lines = [f"{paint(escape_for_terminal(name), 'bold')}  {', '.join(parts)}", ""]
-    cells = [_COLUMNS, *(_cells(run) for run in shown if "error" not in run)]
-    head, *rest = table(cells, right=range(1, len(_COLUMNS)))
-    lines += [paint(head, "dim"), *rest]
+    head = (*_COLUMNS, *([_VERDICT] if proved else []))
+    cells = [head, *(_cells(run) for run in shown if "error" not in run)]
+    first, *rest = table(cells, right=range(1, len(_COLUMNS)))
+    lines += [paint(first, "dim"), *rest]
     lines += [
         paint(f"{shorten(run['run'], 60)}: {shorten(run['error'], 200)}", "red") for run in shown if "error" in run
     ]
@@ -53,4 +62,5 @@ def _cells(run: Mapping[str, Any]) -> tuple[str, ...]:
     shares = {name: "-" if run[name] is None else f"{100 * run[name]:.0f}%" for name in _COLUMNS[4:6] + _COLUMNS[8:]}
     means = ["-" if run[name] is None else f"{run[name]:.1f}" for name in ("turns", "sampled")]
     rewards = number(run["reward"]), number(run["std"]), shares["passed"], shares["equal"]
-    return (shorten(run["run"], 60), f"{run['episodes']:,}", *rewards, *means, *(shares[one] for one in _COLUMNS[8:]))
+    known = shorten(run["run"], 60), f"{run['episodes']:,}", *rewards, *means, *(shares[one] for one in _COLUMNS[8:])
+    return (*known, *([run[_VERDICT]] if _VERDICT in run else []))

@@ -28,6 +28,7 @@ _SUMMED = (*_MEANS.values(), "prompt_tokens", "cached_tokens", "tool_errors")
 _TRUNCATED = ("turn_truncated", "token_limit", "turn_limit", "context_length", "timeout", "tool_limit")
 _FAILED = ("engine_error", "tool_unavailable", "other_model_error", "agent_error")
 _MOST_KINDS = 8
+_MOST_PARTS = 32
 _LARGEST_REWARD = 1e60  # beyond it, sums of squares overflow
 _NUMBER = re.compile(r"(\d{1,15})\D*$")
 _KIND = re.compile(r"[-_/.:# ]?\d+$")
@@ -77,7 +78,7 @@ class TaskFigures:
 class Figures:
     """The figures of a set of episodes."""
 
-    __slots__ = ("_first_versions", "ends", "episodes", "names", "newest", "sums", "tasks", "times")
+    __slots__ = ("_first_versions", "ends", "episodes", "names", "newest", "parts", "stated", "sums", "tasks", "times")
 
     def __init__(self) -> None:
         """No episodes yet."""
@@ -85,6 +86,10 @@ class Figures:
         self.ends: Counter[str] = Counter()
         """Number of ended episodes by end reason."""
         self.sums: Counter[str] = Counter()
+        self.parts: Counter[str] = Counter()
+        """Sum of each named part of the rewards."""
+        self.stated: Counter[str] = Counter()
+        """Number of rewards that have the part."""
         self.tasks: dict[str, TaskFigures] = {}
         self.names: dict[str, None] = {}
         """Names of weight versions."""
@@ -123,6 +128,9 @@ class Figures:
         if reward is not None and abs(reward) <= _LARGEST_REWARD:
             task.rewards.append(reward)
             task.places.append((run, row["id"]))
+        parts = {name: part for name, part in row["parts"].items() if abs(part) <= _LARGEST_REWARD}
+        self.parts.update(parts)
+        self.stated.update(parts.keys())
         if row["end_reason"] is None:
             return
         self.ends[row["end_reason"]] += 1
@@ -146,6 +154,8 @@ class Figures:
         self.episodes += part.episodes
         self.ends.update(part.ends)
         self.sums.update(part.sums)
+        self.parts.update(part.parts)
+        self.stated.update(part.stated)
         self.names.update(part.names)
         if part.newest is not None:
             self.newest = part.newest if self.newest is None else max(self.newest, part.newest)
@@ -192,6 +202,7 @@ class Figures:
             "versions": names if len(names) < 2 else [names[0], names[-1]],
             "ends": dict(self.ends.most_common()),
             "kinds": self._kinds(),
+            "parts": {name: self.parts[name] / count for name, count in self.stated.most_common(_MOST_PARTS)},
             "from": None if self.times is None else self.times[0],
             "to": None if self.times is None else self.times[1],
         }

@@ -47,13 +47,17 @@ def run(directory: str, episode: str | None, **options: Any) -> int:
     if not is_run(Path(directory)) and (places := find_runs(directory)):
         return _show_folder(directory, places, episode=episode, **options)
     run_file = open_run(directory)
+    if options["verdict"]:
+        raise ConfigurationError(f"--verdict is for a folder of runs; of one run: strands-sglang verify {directory}")
     if episode is None:
         return _show_list(Path(directory), **options)
     mixed = _mixed(Path(directory), run_rows(Path(directory)))
     return _show_episode(_record(Path(directory), episode), run_file, mixed, **options)
 
 
-def _show_folder(directory: str, places: list[RunPlace], *, limit: int | None, as_json: bool, **options: Any) -> int:
+def _show_folder(
+    directory: str, places: list[RunPlace], *, limit: int | None, as_json: bool, verdict: bool, **options: Any
+) -> int:
     """Show a line for each run of a folder; options that choose or show episodes need a run."""
     from strands_sglang.cli._folder_text import folder_lines, read_runs
 
@@ -66,11 +70,11 @@ def _show_folder(directory: str, places: list[RunPlace], *, limit: int | None, a
             f"{word} needs the directory of one run, and {directory} is a folder of runs, such as {places[-1].name}"
         )
     if as_json:
-        for run in read_runs(places[-(limit or 0) :]):
+        for run in read_runs(places[-(limit or 0) :], proved=verdict):
             print(cli.json_text(run), flush=True)
     else:
-        most = _ROWS if limit is None else limit or None
-        print("\n".join(folder_lines(directory, places, most, cli.Paint(cli.wants_colours()))))
+        most, paint = _ROWS if limit is None else limit or None, cli.Paint(cli.wants_colours())
+        print("\n".join(folder_lines(directory, places, most, paint, proved=verdict)))
     return SHOWN
 
 
@@ -229,12 +233,14 @@ command = cli.Command(
         cli.flag("--tokens", "list sampled tokens one by one, with their logprobs"),
         cli.flag("--context", "also show the tokens added before each turn"),
         cli.flag("--full", "do not cut long texts"),
+        cli.flag("--verdict", "of a folder, also prove each run that is shown, which reads every token"),
         cli.json_option("print JSON: one object per episode (or run) and line, or one object for EPISODE"),
     ],
     exit_codes={0: "something was shown", 2: "invalid arguments, or no such run or episode", 3: "no episode matches"},
     examples=[
         "show runs/first",
         "show runs",
+        "show runs --verdict --json | jq '[.run, .reward, .parts, .verdict]'",
         "show runs/first --ended timeout --ended agent_error",
         "show runs/first --max-reward 0 --text 'division by zero' --sort turns --reverse",
         "show runs/first task-7/0",
