@@ -92,6 +92,8 @@ def test_outage_in() -> None:
     assert outage_in(caused(ValueError(), caused(KeyError(), AWAY))) is AWAY
     handled = ValueError()
     handled.__context__ = AWAY  # raised while the outage was handled
+    assert outage_in(handled) is AWAY
+    handled.__suppress_context__ = True  # `raise ... from None`
     assert outage_in(handled) is None
     if (group := getattr(builtins, "ExceptionGroup", None)) is not None:  # since Python 3.11
         inner = group("two tasks", [ValueError(), caused(KeyError(), AWAY)])

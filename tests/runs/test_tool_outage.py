@@ -56,6 +56,15 @@ async def of_another_class(number: int) -> str:
 
 
 @tool(name="page")
+async def reworded(number: int) -> str:
+    """Open a page."""
+    try:
+        return page(number)
+    except Exception as error:
+        raise ValueError(f"failed: {error}")  # noqa: B904 - as many tools do
+
+
+@tool(name="page")
 async def sandboxed(number: int) -> str:
     """Open a page."""
     try:
@@ -121,7 +130,7 @@ def script(prompt: str, before: int) -> Answer:
 @pytest.mark.parametrize(
     ("kind", "unavailable"),
     [
-        *((alone, one) for one in (on_the_loop, in_a_thread, of_another_class, sandboxed, Bare())),
+        *((alone, one) for one in (on_the_loop, in_a_thread, of_another_class, reworded, sandboxed, Bare())),
         *((inside, one) for one in (on_the_loop, Bare())),
         *((threaded, one) for one in (on_the_loop, in_a_thread)),
         (in_a_graph, on_the_loop),

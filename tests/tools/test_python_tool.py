@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from strands import Agent
+from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
 
 from strands_sglang.errors import SandboxUnavailableError
@@ -94,14 +95,23 @@ async def test_slow_call_is_killed(tmp_path: Path) -> None:
     assert "timed out after 0.3 seconds" in episode.text
 
 
-async def test_bubblewrap_that_goes_away_ends_the_episode_until_it_is_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("makes_text", [False, True])
+async def test_bubblewrap_that_goes_away_ends_the_episode_until_it_is_back(makes_text: bool, tmp_path: Path) -> None:
     """The episode is not scored as if the model had got the error as the output of its code."""
     program = tmp_path / "bwrap"
     program.symlink_to(find_bubblewrap())
-    tool = python_sandbox(PythonSandbox(bwrap=str(program), limits=limits(seconds=20)))
+    box = PythonSandbox(bwrap=str(program), limits=limits(seconds=20))
+
+    @tool
+    async def python(code: str) -> str:
+        """Run Python code."""
+        try:
+            return (await box.run(code)).text
+        except Exception as error:
+            return f"Error: {error}"
 
     def with_tool(task: Task, model: Any) -> Agent:
-        return Agent(model=model, tools=[tool], callback_handler=None)
+        return Agent(model=model, tools=[python if makes_text else python_sandbox(box)], callback_handler=None)
 
     async def one() -> Any:
         [episode] = await run_episodes(
@@ -118,6 +128,29 @@ async def test_bubblewrap_that_goes_away_ends_the_episode_until_it_is_back(tmp_p
     episode = await one()
     assert (episode.text, episode.reward) == ("It is 10455", 1.0) and len(engine.calls) == 2
     assert_proved(tmp_path / "run")
+
+
+async def test_sandbox_that_answers_when_it_is_asked_again_is_available(tmp_path: Path) -> None:
+    program = tmp_path / "bwrap"
+    program.symlink_to(find_bubblewrap())
+    box = PythonSandbox(bwrap=str(program), limits=limits(seconds=20))
+
+    @tool
+    def python(code: str) -> str:
+        """Run Python code in a thread, with an event loop of its own."""
+        program.unlink()
+        for _ in range(2):
+            try:
+                return asyncio.run(box.run(code)).text
+            except SandboxUnavailableError:
+                program.symlink_to(find_bubblewrap())
+        raise AssertionError("it does not come back")
+
+    def with_tool(task: Task, model: Any) -> Agent:
+        return Agent(model=model, tools=[python], callback_handler=None)
+
+    [episode] = await run_episodes(with_tool, ["How much?"], coder("print(615 * 17)"))
+    assert (episode.text, episode.end_reason) == ("It is 10455", EndReason.ANSWERED)
 
 
 async def test_printed_control_tokens_stay_text() -> None:

@@ -1,4 +1,4 @@
-"""Ends an agent's invocation if a tool of it is unavailable: `raise_outages`, `outage_in`.
+"""Ends an agent's invocation if a tool of it is unavailable: `raise_outages`, `outage_in`, `reporting_outages`.
 
 The SDK turns every error of a tool into a result for the model, which would then answer, and be scored, for an outage.
 In a run, `runs/recording/tool_recorder.py` ends the episode before there is a result. The hooks of this module are for
@@ -11,6 +11,9 @@ the call repeated and it succeeds.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from strands.hooks import AfterToolCallEvent, BeforeInvocationEvent
@@ -24,8 +27,28 @@ _outages: weakref.WeakKeyDictionary[Any, ToolUnavailableError | None] = weakref.
 """The agents that have the hooks, with the outage that ended their latest invocation; None if none did."""
 
 
+on_tool_request: ContextVar[Callable[[Hashable, ToolUnavailableError | None], None] | None] = ContextVar(
+    "strands_sglang_on_tool_request", default=None
+)
+"""Called with what a tool call of this context asked of a sandbox, and the outage (None: it was answered), whatever the
+tool makes of it; None: nothing is called."""
+
+
+@contextmanager
+def reporting_outages(request: Hashable) -> Iterator[None]:
+    """Report how the request that is made in this `with` block ended, to `on_tool_request`."""
+    report = on_tool_request.get() or (lambda request, outage: None)
+    try:
+        yield
+    except ToolUnavailableError as outage:
+        report(request, outage)
+        raise
+    else:
+        report(request, None)
+
+
 def outage_in(error: BaseException | None) -> ToolUnavailableError | None:
-    """Return the outage that an error is, was raised from (`raise ... from`), or has in its group; None: none."""
+    """Return the outage that an error is, was raised from or while it was handled, or has in its group; None: none."""
     pending, seen = [error], set[int]()
     while pending:
         one = pending.pop()
@@ -33,7 +56,7 @@ def outage_in(error: BaseException | None) -> ToolUnavailableError | None:
             return one
         if one is not None and id(one) not in seen:
             seen.add(id(one))
-            pending += [one.__cause__, *grouped(one)]
+            pending += [one.__cause__, None if one.__suppress_context__ else one.__context__, *grouped(one)]
     return None
 
 

@@ -1,4 +1,4 @@
-"""Runs code in bubblewrap, once: `run_in_bubblewrap`.
+"""Runs code in bubblewrap, once: `run_in_bubblewrap`, in a `with` block of `only_outages`.
 
 Invariant: a result is returned only for what the code did. A sandbox that did not start, or that something outside
 ended, is a `SandboxUnavailableError`.
@@ -6,10 +6,11 @@ ended, is a `SandboxUnavailableError`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 
 from strands_sglang.errors import SandboxUnavailableError
+from strands_sglang.provider.tool_outage import reporting_outages
 from strands_sglang.tools.bubblewrap import WORKDIR, WORKSPACE, bwrap_command, input_descriptors, popen_user
 from strands_sglang.tools.interpreter import Interpreter
 from strands_sglang.tools.process import InitProcess, SandboxCall, StartSignal
@@ -57,6 +58,17 @@ async def run_in_bubblewrap(
     raise SandboxUnavailableError(f"the sandbox {what}: {reason}", program=program)
 
 
-def machine_failure(error: Exception, program: str) -> SandboxUnavailableError:
-    """Return the error for a call that failed on this side of the sandbox."""
-    return SandboxUnavailableError(f"the sandbox failed: {type(error).__name__}: {error}", program=program)
+@contextmanager
+def only_outages(program: str, request: Hashable) -> Iterator[None]:
+    """Make an outage of every error in this `with` block, since no code raised it: that is part of a result.
+
+    The tool call that made the request has no result then, unless it repeats the request and is answered.
+    """
+    with reporting_outages(request):
+        try:
+            yield
+        except SandboxUnavailableError:
+            raise
+        except Exception as error:
+            message = f"the sandbox failed: {type(error).__name__}: {error}"
+            raise SandboxUnavailableError(message, program=program) from error

@@ -23,14 +23,14 @@ from strands import tool
 
 from strands_sglang._checks import check_int
 from strands_sglang.engine.connections import Slots
-from strands_sglang.errors import ConfigurationError, SandboxUnavailableError
+from strands_sglang.errors import ConfigurationError
 from strands_sglang.tools.bubblewrap import (
     ENVIRONMENT,
     find_bubblewrap,
     probe_privileges,
     python_command,
 )
-from strands_sglang.tools.bubblewrap_call import machine_failure, run_in_bubblewrap
+from strands_sglang.tools.bubblewrap_call import only_outages, run_in_bubblewrap
 from strands_sglang.tools.interpreter import find_interpreter, package_directories
 from strands_sglang.tools.process import SandboxCall
 from strands_sglang.tools.sandbox_types import Isolation, Privileges, SandboxEndReason, SandboxLimits, SandboxResult
@@ -114,13 +114,10 @@ class PythonSandbox:
         if not slots.take():
             await slots.wait()
         try:
-            if self.isolation is Isolation.NONE_RUNS_AS_ME:
-                return await self._run_without_isolation(source)
-            return await run_in_bubblewrap(self._program, self._interpreter, self.limits, self.privileges, source)
-        except SandboxUnavailableError:
-            raise
-        except Exception as error:  # whatever it is, the code did not raise it: that is part of a result
-            raise machine_failure(error, self._program) from error
+            with only_outages(self._program, (id(self), source)):
+                if self.isolation is Isolation.NONE_RUNS_AS_ME:
+                    return await self._run_without_isolation(source)
+                return await run_in_bubblewrap(self._program, self._interpreter, self.limits, self.privileges, source)
         finally:
             slots.release()
 

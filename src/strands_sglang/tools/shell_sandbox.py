@@ -34,7 +34,7 @@ from strands_sglang._checks import check_number
 from strands_sglang.engine.connections import Slots
 from strands_sglang.errors import SandboxUnavailableError
 from strands_sglang.tools.bubblewrap import find_bubblewrap, probe_privileges
-from strands_sglang.tools.bubblewrap_call import machine_failure, run_in_bubblewrap
+from strands_sglang.tools.bubblewrap_call import only_outages, run_in_bubblewrap
 from strands_sglang.tools.command_runner import HEADER
 from strands_sglang.tools.interpreter import find_interpreter
 from strands_sglang.tools.sandbox_types import Privileges, SandboxEndReason, SandboxLimits, SandboxResult
@@ -166,11 +166,8 @@ class ShellSandbox(PosixShellSandbox):
             if not slots.take():
                 await slots.wait()
             try:
-                result = await self._call(command, limits, cwd or "", env or {})
-            except SandboxUnavailableError:
-                raise
-            except Exception as error:  # whatever it is, the command did not raise it: that is part of a result
-                raise machine_failure(error, self._program) from error
+                with only_outages(self._program, (id(self), command)):
+                    result = await self._call(command, limits, cwd or "", env or {})
             finally:
                 slots.release()
         if result.end_reason is SandboxEndReason.TIMED_OUT:

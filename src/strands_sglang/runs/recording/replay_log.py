@@ -3,15 +3,15 @@
 A resumed or replayed agent runs its loop from the start; its engine calls and tool calls are answered from the
 `ReplayLog` until the record ends.
 
-A lost call is an engine call that failed without tokens. An agent may catch such an error, or a tool may turn it into
-its result; the model would then be trained on an outage.
+A lost call is an engine call that failed without tokens, or a request of a tool that its sandbox did not answer. An
+agent may catch such an error, or a tool may turn it into its result; the model would then be trained on an outage.
 
 Invariant: an answer is returned only for the prompt it was sampled for, inside the same tool calls; a tool result only
 for the same call with the same arguments; an answer of another model only for the same content, inside the same tool
 calls; each at most once. Answers are returned in the order in which their turns
 were committed, each after the turn before it was committed, so that turns get the same ids again. Both classes can be
-used from any thread. A call is lost until the same prompt is answered inside the same tool calls; an episode that has a
-lost call at its end ends as `EndReason.ENGINE_ERROR`.
+used from any thread. A call is lost until the same prompt or request is answered inside the same tool calls; an episode
+that has a lost call at its end ends as `EndReason.ENGINE_ERROR` or `TOOL_UNAVAILABLE`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any
 
 from strands.types.exceptions import ContextWindowOverflowException
@@ -31,6 +31,7 @@ from strands_sglang.errors import (
     EngineError,
     RequestRejectedError,
     StrandsSGLangError,
+    ToolUnavailableError,
 )
 from strands_sglang.ledger.event import (
     OF_OTHER_MODELS,
@@ -64,33 +65,33 @@ class LostCalls:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._errors: dict[tuple[str, tuple[str, ...]], EngineError] = {}
+        self._errors: dict[tuple[Hashable, tuple[str, ...]], EngineError | ToolUnavailableError] = {}
 
-    def add(self, prompt: str, inside: tuple[str, ...], error: BaseException) -> None:
+    def add(self, request: Hashable, inside: tuple[str, ...], error: BaseException) -> None:
         """Register a failed call.
 
         Args:
-            prompt: Digest of its prompt.
+            request: Digest of its prompt, or what a sandbox was asked.
             inside: Ids of the tool calls it was made inside, outermost first.
-            error: Its error; ignored unless `got_no_tokens(error)`.
+            error: Its error; one of an engine is ignored unless `got_no_tokens(error)`.
         """
-        if isinstance(error, EngineError) and got_no_tokens(error):
+        if isinstance(error, ToolUnavailableError) or (isinstance(error, EngineError) and got_no_tokens(error)):
             with self._lock:
-                self._errors[prompt, inside] = error
+                self._errors[request, inside] = error
 
-    def answered(self, prompt: str, inside: tuple[str, ...]) -> None:
-        """Register an answered call: a lost call with the same prompt and place is no longer lost."""
+    def answered(self, request: Hashable, inside: tuple[str, ...]) -> None:
+        """Register an answered call: a lost call with the same request and place is no longer lost."""
         if self._errors:
             with self._lock:
-                self._errors.pop((prompt, inside), None)
+                self._errors.pop((request, inside), None)
 
-    def inside_of(self, call_id: str) -> EngineError | None:
+    def inside_of(self, call_id: str) -> EngineError | ToolUnavailableError | None:
         """Return the error of a lost call made inside a tool call; None if no call inside it is lost."""
         with self._lock:
             return next((error for (_, inside), error in self._errors.items() if call_id in inside), None)
 
     @property
-    def first(self) -> EngineError | None:
+    def first(self) -> EngineError | ToolUnavailableError | None:
         """The error of the first lost call; None if no call is lost."""
         with self._lock:
             return next(iter(self._errors.values()), None)

@@ -23,7 +23,7 @@ from strands.middleware import ToolResultEvent
 from strands_sglang._strands_compat.middleware import Next, add_tool_middleware, leave_running
 from strands_sglang.errors import EngineUnreachableError
 from strands_sglang.ledger.event import Event, EventKind, ToolData
-from strands_sglang.provider.tool_outage import outage_in
+from strands_sglang.provider.tool_outage import on_tool_request, outage_in
 from strands_sglang.runs.recording.clock import wait_in_time
 from strands_sglang.runs.recording.event_data import (
     ToolArguments,
@@ -93,7 +93,7 @@ class ToolRecorder:
             if not recorder.replays:
                 await recorder.stop_on_outage(error)
             yield ToolResultEvent(
-                _error_result(call_id, f"there is no result: the engine failed inside the tool call, {error}")
+                _error_result(call_id, f"there is no result: there was an outage inside the tool call, {error}")
             )
             return
         last: ToolResultEvent | None = None
@@ -122,7 +122,11 @@ class ToolRecorder:
         events: list[Any] = []
 
         async def consume() -> None:
-            within.set((*within.get(), call_id))
+            within.set(inside := (*within.get(), call_id))
+            lost = self.recorder.lost_calls
+            on_tool_request.set(
+                lambda what, outage: lost.answered(what, inside) if outage is None else lost.add(what, inside, outage)
+            )
             try:
                 async for event in next_fn(context):
                     events.append(event)
