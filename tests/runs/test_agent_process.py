@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,9 +16,10 @@ import pytest
 from strands_sglang import replay, rollout, score_run
 from strands_sglang.cli.main import main
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.gateway import AgentProcess, Network
+from strands_sglang.gateway import AgentProcess, Network, supervisor
+from strands_sglang.gateway import process as process_module
 from strands_sglang.ledger import Ledger
-from strands_sglang.proof import verify
+from strands_sglang.proof import Verdict, verify
 from strands_sglang.runs import EndReason, Limits, ReplayVerdict, RunResult
 from strands_sglang.trainers import write_jsonl
 from strands_sglang.viewer import export_html
@@ -25,7 +28,8 @@ from strands_sglang.viewer.search import search_run
 from support.families import tokenizer
 from support.scripted_engine import Reply, ScriptedEngine, thought, tool_call
 
-PROGRAM = str(Path(__file__).parents[1] / "support" / "gateway" / "programs" / "calculator.py")
+ROOT = Path(__file__).parents[2]
+PROGRAM = str(ROOT / "tests" / "support" / "gateway" / "programs" / "calculator.py")
 CALL = thought("Compute.", tool_call("calculator", expression="6 * 7"))
 
 
@@ -48,7 +52,8 @@ async def run(
     engine = ScriptedEngine(tokenizer("qwen3"), answers)
 
     def build(task: Any, model: Any) -> AgentProcess:
-        return AgentProcess([sys.executable, PROGRAM, task.prompt, *arguments], network=network, **(process or {}))
+        given = {"command": [sys.executable, PROGRAM, task.prompt, *arguments], **(process or {})}
+        return AgentProcess(network=network, **given)
 
     run = await rollout(
         build,
@@ -124,6 +129,109 @@ async def test_the_end_of_its_error_output_is_kept_if_it_succeeds(
     assert verify(tmp_path).proved
 
 
+@pytest.mark.parametrize(
+    ("arguments", "limits", "end_reason"),
+    [
+        (("--after-turn", "1", "fail"), Limits(), EndReason.AGENT_ERROR),
+        ((), Limits(max_turns=1), EndReason.TURN_LIMIT),
+        (("--after-turn", "1", "hang"), Limits(episode_timeout=3), EndReason.TIMEOUT),
+    ],
+    ids=["fails", "limit", "time"],
+)
+async def test_what_a_process_wrote_is_kept_if_it_does_not_answer(
+    arguments: tuple[str, ...], limits: Limits, end_reason: EndReason,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Codex and Claude Code report on their standard output what went wrong."""
+    command = ["sh", "-c", "echo 'an <odd> report'; exec \"$@\"", "sh", sys.executable, PROGRAM, "6 * 7?", *arguments]
+    run_result, _ = await run(process={"command": command}, limits=limits, directory=tmp_path)
+    (episode,) = run_result
+    assert (episode.end_reason, episode.text) == (end_reason, "")
+    ledger = Ledger(tmp_path)
+    (id,) = ledger.ids()
+    end = ledger.episode(id).end
+    assert end is not None and end.data["output"] == "an <odd> report"
+    assert main(["show", str(tmp_path), id]) == 0
+    assert "stdout   an <odd> report" in capsys.readouterr().out
+    assert episode_view(ledger.episode(id))["end"]["output"] == "an <odd> report"
+    assert id in search_run(tmp_path, "<odd> report")
+    assert verify(tmp_path).verdict is not Verdict.BROKEN
+
+
+async def test_what_is_the_answer_is_not_kept_twice(tmp_path: Path) -> None:
+    await run(directory=tmp_path)
+    ledger = Ledger(tmp_path)
+    end = ledger.episode(ledger.ids()[0]).end
+    assert end is not None and end.data["text"] == "It is 42." and "output" not in end.data
+
+
+@pytest.mark.parametrize("network", list(Network))
+async def test_a_long_prompt_may_be_an_argument(network: Network) -> None:
+    command = [sys.executable, "-c", "import sys; print(sys.argv[1:] == ['漢' * 40_000])", "漢" * 40_000]
+    run_result, _ = await run(process={"command": command}, network=network)
+    assert next(iter(run_result)).text == "True"
+
+
+@pytest.mark.parametrize(
+    ("process", "what"),
+    [
+        ({"command": ["echo", "漢" * 50_000]}, r"may have 128 KiB.* .AgentProcess\(prompt="),
+        ({"command": ["echo", *["x" * 100_000] * 80]}, r"may have 128 KiB.* .AgentProcess\(prompt="),
+        ({"env": {"PROMPT": "x" * 200_000}}, r"may have 128 KiB.* .AgentProcess\(prompt="),
+        ({"command": ["echo", "\ud800"]}, "cannot be started: .* surrogates"),
+        ({"command": ["echo", "\0"]}, "cannot be started: embedded null byte"),
+        ({"command": ["no-such-program"]}, "cannot be started: .* No such file"),
+        ({"cwd": "/no-such-folder"}, "cannot be started: .* No such file"),
+        ({"prompt": "\ud800"}, r"AgentProcess\.prompt must be a text that UTF-8 can hold"),
+    ],
+)
+async def test_a_process_that_cannot_be_started_is_told(process: dict[str, Any], what: str) -> None:
+    run_result, _ = await run(process=process)
+    (episode,) = run_result
+    assert episode.end_reason is EndReason.AGENT_ERROR and episode.failure is not None
+    assert episode.failure.kind in ("AgentProcessError", "ConfigurationError")
+    assert re.search(what, episode.failure.message, re.DOTALL)
+
+
+async def test_an_error_while_its_output_is_read_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    communicate = process_module._communicate
+
+    async def fails(*arguments: Any) -> None:
+        await communicate(*arguments)
+        raise RuntimeError("the output cannot be read")
+
+    monkeypatch.setattr(process_module, "_communicate", fails)
+    run_result, _ = await run()
+    (episode,) = run_result
+    assert episode.end_reason is EndReason.AGENT_ERROR and episode.failure is not None
+    assert episode.failure.message == "the output cannot be read"
+
+
+async def test_ports_are_free_in_a_namespace() -> None:
+    """An agent that fixes a web server tries it out on a usual one."""
+    program = "import socket; print([bool(socket.create_server(('127.0.0.1', one))) for one in (3000, 8000, 8080)])"
+    run_result, _ = await run(process={"command": [sys.executable, "-c", program]}, network=Network.GATEWAY_ONLY)
+    assert next(iter(run_result)).text == "[True, True, True]"
+    for told in ("docs/guides/coding-agents.md", "scripts/agents"):  # Codex can only be told in a file
+        assert f"http://127.0.0.1:{process_module._PORT}/v1" in (ROOT / told).read_text()
+
+
+def test_children_are_found_without_a_list_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some kernels and sandboxes have no /proc/PID/task/TID/children."""
+
+    def opened(path: str, *more: Any) -> Any:
+        if path.endswith("/children"):
+            raise FileNotFoundError(path)
+        return open(path, *more)
+
+    monkeypatch.setattr(supervisor, "open", opened, raising=False)
+    with subprocess.Popen(["sleep", "600"]) as child:
+        try:
+            assert child.pid in supervisor.children()
+        finally:
+            child.kill()
+
+
 @pytest.mark.parametrize("network", list(Network))
 async def test_processes_that_the_agent_leaves_are_ended(network: Network) -> None:
     run_result, _ = await run("--after-turn", "2", "spawn", network=network)
@@ -183,14 +291,15 @@ async def test_an_agent_inherits_what_it_may(monkeypatch: pytest.MonkeyPatch) ->
     }
     for name, value in {**given, "NO_PROXY": "tools.example"}.items():
         monkeypatch.setenv(name, value)
-    names = " ".join(f'"${name}"' for name in (*given, "NO_PROXY"))
+    models = ("ANTHROPIC_DEFAULT_HAIKU_MODEL", "ANTHROPIC_SMALL_FAST_MODEL")
+    names = " ".join(f'"${name}"' for name in (*given, "NO_PROXY", *models))
 
     def build(task: Any, model: Any) -> AgentProcess:
         return AgentProcess(["sh", "-c", f"printf '%s;' {names}"])
 
     engine = ScriptedEngine(tokenizer("qwen3"), script)
     (episode,) = await rollout(build, ["Hello."], tokenizer=tokenizer("qwen3"), client=engine)
-    assert episode.text == ";;world;127.0.0.1,localhost,tools.example;"
+    assert episode.text == ";;world;127.0.0.1,localhost,tools.example;policy;policy-small;"
 
 
 def test_a_command_is_a_list() -> None:

@@ -325,6 +325,7 @@ class EpisodePrinter:
             lines += ["         " + line for line in escape_lines(str(failure.get("where") or "").rstrip()) if line]
         lines += self._reward(shown["reward"])
         lines += self._block("text", str(end["text"])) if end.get("text") else []
+        lines += self._block("stdout", str(end["output"])) if end.get("output") else []
         lines += self._block("stderr", str(end["error_output"])) if end.get("error_output") else []
         metrics = shown["metrics"]
         used = [f"{name}={_number(metrics[name])}" for name in _METRICS if metrics.get(name)]

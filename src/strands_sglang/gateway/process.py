@@ -24,6 +24,7 @@ from strands_sglang._checks import chosen
 from strands_sglang.errors import AgentProcessError, ConfigurationError
 from strands_sglang.gateway.server import Gateway
 from strands_sglang.gateway.session import IsSide, Session
+from strands_sglang.gateway.supervisor import why
 from strands_sglang.model import SGLangModel
 from strands_sglang.provider.config import RewritePolicy
 from strands_sglang.provider.episode import EpisodeTokens
@@ -32,11 +33,11 @@ from strands_sglang.tools.process import BoundedOutput
 
 _SUPERVISOR = str(Path(__file__).with_name("supervisor.py"))
 _OUTPUT = 1 << 20  # bytes of each stream that are kept: half of them the first, half the last
-_SHOWN = 2000  # characters of the error output that are recorded: the last ones
+_SHOWN, _SHOWN_ERRORS = 20_000, 2000  # characters of the output and the error output that are recorded: the last ones
 _GRACE_SECONDS = 10.0  # that a process has to end by itself after its session has ended
 _SECRETS = frozenset({"STRANDS_SGLANG_API_KEY", "STRANDS_SGLANG_ADMIN_TOKEN"})
 """Variables that no agent inherits: with them it could ask the engine itself, or score its own episode."""
-_PORT = 8000  # in a network namespace of its own, where every port is free
+_PORT = 28911  # in a network namespace of its own; no server that an agent starts is likely to want it
 
 
 class Network(str, Enum):
@@ -127,6 +128,10 @@ class AgentProcess(RemoteAgent):
                 f"AgentProcess.command must be a list of texts, got {self.command!r:.80}; write a shell command as "
                 "['sh', '-c', '...']"
             )
+        try:
+            (self.prompt or "").encode()
+        except UnicodeEncodeError as error:
+            raise ConfigurationError(f"AgentProcess.prompt must be a text that UTF-8 can hold: {error}") from None
         for name, kind in (("network", Network), ("on_changed_echo", RewritePolicy), ("on_resume", OnResume)):
             object.__setattr__(self, name, chosen(f"AgentProcess.{name}", getattr(self, name), kind))
 
@@ -149,9 +154,11 @@ class AgentProcess(RemoteAgent):
                 ended.cancel()
                 alive.close()
                 await asyncio.wait({work})
-                session.error_output = errors.text()[-_SHOWN:].strip()
+                session.output = output.text()[-_SHOWN:].strip()
+                session.error_output = errors.text()[-_SHOWN_ERRORS:].strip()
         if session.error is not None and (session.ended.is_set() or process.returncode):
             raise session.error
+        work.result()
         if process.returncode:
             raise AgentProcessError(
                 f"the agent's process ended with exit code {process.returncode}: {session.error_output}",
@@ -163,22 +170,29 @@ class AgentProcess(RemoteAgent):
         self, session: Session, base_url: str, socket: Path | None, life: int
     ) -> asyncio.subprocess.Process:
         where = None if socket is None else str(socket)
-        given = {"command": [*self.command], "life": life, "socket": where, "port": _PORT}
-        command = [sys.executable, "-I", _SUPERVISOR, json.dumps(given)]
-        if socket is not None:
-            # The files are the host's: this takes away the network, and nothing else.
-            command = [find_bubblewrap(), "--dev-bind", "/", "/", "--unshare-net", "--die-with-parent", "--", *command]
-            base_url = f"http://127.0.0.1:{_PORT}{urlsplit(base_url).path}"
-        return await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={**_inherited(), **_variables(session, base_url), **self.env},
-            cwd=self.cwd,
-            pass_fds=(life,),
-            start_new_session=True,
-        )
+        given = json.dumps({"command": [*self.command], "life": life, "socket": where, "port": _PORT})
+        with os.fdopen(os.memfd_create("command"), "wb", buffering=0) as file:
+            file.write(given.encode())
+            file.seek(0)
+            command = [sys.executable, "-I", _SUPERVISOR, str(file.fileno())]
+            if socket is not None:
+                # The files are the host's: this takes away the network, and nothing else.
+                bubblewrap = [find_bubblewrap(), "--dev-bind", "/", "/", "--unshare-net", "--die-with-parent", "--"]
+                command = [*bubblewrap, *command]
+                base_url = f"http://127.0.0.1:{_PORT}{urlsplit(base_url).path}"
+            try:
+                return await asyncio.create_subprocess_exec(
+                    *command,
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.PIPE,
+                    env={**_inherited(), **_variables(session, base_url), **self.env},
+                    cwd=self.cwd,
+                    pass_fds=(life, file.fileno()),
+                    start_new_session=True,
+                )
+            except (OSError, ValueError) as error:
+                raise AgentProcessError(f"the agent's process cannot be started: {why(error)}") from error
 
 
 def _inherited() -> dict[str, str]:
@@ -192,6 +206,10 @@ def _variables(session: Session, base_url: str) -> dict[str, str]:
         variables[f"{protocol}_BASE_URL"] = address
         variables[f"{protocol}_API_KEY"] = session.token
         variables[f"{protocol}_MODEL"] = session.name
+    # Names by which Claude Code asks for other models, such as those of its sub-agents; and one for titles and the
+    # like, which is not the session's and therefore not trained.
+    variables |= {f"ANTHROPIC_DEFAULT_{kind}_MODEL": session.name for kind in ("HAIKU", "SONNET", "OPUS", "FABLE")}
+    variables["ANTHROPIC_SMALL_FAST_MODEL"] = f"{session.name}-small"
     return variables
 
 

@@ -148,6 +148,9 @@ class Session:
     """The address of the session, and the only thing that protects it."""
     error: StrandsSGLangError | Exception | None = None
     """Why the latest call was not answered; None: it was."""
+    output: str = ""
+    """The end of what the agent wrote to its standard output; "": nothing, or unknown. Recorded with the episode's end
+    unless it is the episode's text."""
     error_output: str = ""
     """The end of what the agent wrote to its error output; "": nothing, or unknown. Recorded with the episode's end."""
 

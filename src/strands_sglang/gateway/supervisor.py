@@ -1,16 +1,19 @@
 """Runs an agent's command as a child, and leaves nothing of it behind: a program of its own, with the standard library.
 
-    python -I supervisor.py '{"command": [...], "life": FD, "socket": PATH or null, "port": PORT}'
+    python -I supervisor.py FD
 
-It ends all processes that the command started when the command ends, and when the pipe `life` is closed: the run that
-holds its other end closes it, or died. With `socket`, it listens on a port of the loopback interface and forwards every
-connection to that Unix socket, which a network namespace without other interfaces can reach.
+It reads {"command": [...], "life": FD, "socket": PATH or null, "port": PORT} from a file that it inherits: an argument
+of its own could not be as long as those of the command. It ends all processes that the command started when the
+command ends, and when the pipe `life` is closed: the run that holds its other end closes it, or died. With `socket`,
+it listens on a port of the loopback interface and forwards every connection to that Unix socket, which a network
+namespace without other interfaces can reach.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import signal
@@ -25,9 +28,11 @@ _PR_SET_CHILD_SUBREAPER = 36
 def children() -> list[int]:
     """Return the ids of this process's children: with a subreaper, all processes whose parents have ended, too."""
     found: list[int] = []
-    for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/children") as file:
-            found += map(int, file.read().split())
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+            # Its state, its parent and more follow its name, which may have any characters, in brackets.
+            if int(file.read().rpartition(b")")[2].split()[1]) == os.getpid():
+                found.append(int(name))
     return found
 
 
@@ -37,8 +42,19 @@ def end_all() -> None:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(-1, 0)
+        for pid in pids:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def why(error: Exception) -> str:
+    """Return why a command could not be started, and what to do."""
+    if isinstance(error, OSError) and error.errno == errno.E2BIG:
+        return (
+            "an argument, or a variable of the environment, may have 128 KiB, and all of them 2 MiB: pass a long text "
+            "on standard input (AgentProcess(prompt=...)) or in a file"
+        )
+    return str(error)
 
 
 def watch(life: int) -> None:
@@ -74,7 +90,8 @@ def forward(listener: socket.socket, path: str) -> None:
 
 def main() -> int:
     """Run the command; return its exit code, which is negative for a signal."""
-    given = json.loads(sys.argv[1])
+    with open(int(sys.argv[1]), "rb") as file:
+        given = json.load(file)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     threading.Thread(target=watch, args=(given["life"],), daemon=True).start()
     if given["socket"] is not None:
@@ -82,8 +99,8 @@ def main() -> int:
         threading.Thread(target=forward, args=(listener, given["socket"]), daemon=True).start()
     try:
         code = subprocess.Popen(given["command"]).wait()
-    except OSError as error:
-        print(f"{given['command'][0]}: {error.strerror}", file=sys.stderr)
+    except (OSError, ValueError) as error:  # ValueError: half a character, or a zero byte
+        print(f"{given['command'][0]!r:.200} cannot be started: {why(error)}", file=sys.stderr)
         code = 127
     end_all()
     return code if code >= 0 else 128 - code

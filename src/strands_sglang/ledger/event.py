@@ -566,5 +566,8 @@ class EndData(TypedDict):
     main: NotRequired[int]
     """`branch` of the main one of these, whose agent gave the episode's answer; -1: none is certain. Absent: the only
     one that no tool call started."""
+    output: NotRequired[str]
+    """The last characters that the agent's process wrote to its standard output; absent: none, `text` has them, or it
+    was no process."""
     error_output: NotRequired[str]
     """The last characters that the agent's process wrote to its error output; absent: none, or it was no process."""

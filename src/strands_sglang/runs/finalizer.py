@@ -338,8 +338,11 @@ class EpisodeFinalizer:
             "trajectories": [trajectory_summary(trajectory) for trajectory in episode.trajectories],
             "main": -1 if episode.tree.main is None else episode.tree.main,
         }
-        if episode_run.session is not None and episode_run.session.error_output:
-            end["error_output"] = episode_run.session.error_output
+        if (session := episode_run.session) is not None:
+            if not episode.text.endswith(session.output):
+                end["output"] = session.output
+            if session.error_output:
+                end["error_output"] = session.error_output
         recorder.write(EventKind.END, end)
         await self._flush()
 

@@ -36,7 +36,7 @@ _MOST_SECONDS = 1e11  # no clock shows more
 _MAX_RESULT = 200_000  # characters of a tool result that are sent to the page
 
 _CALL_FIELDS = ("turn", "parent", "join", "finish_reason", "finish_detail", "prompt_tokens", "within", "versions")
-_END_FIELDS = ("end_reason", "time", "failure", "text", "error_output")
+_END_FIELDS = ("end_reason", "time", "failure", "text", "output", "error_output")
 
 
 def episode_view(

@@ -38,7 +38,7 @@ _FIELDS: dict[EventKind, tuple[str, ...]] = {
     EventKind.CALL_ERROR: ("error", "message"),
     EventKind.ROLLBACK: ("reason",),
     EventKind.REWARD: ("error", "parts"),
-    EventKind.END: ("text", "failure", "error_output"),
+    EventKind.END: ("text", "failure", "output", "error_output"),
 }
 """Fields of each kind of event whose strings are searched."""
 _NAMED_VALUES = ("arguments", "parts")  # fields whose keys are data too

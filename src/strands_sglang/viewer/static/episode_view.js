@@ -261,8 +261,10 @@ export class EpisodeView {
       const { kind, message, where } = view.end.failure;
       notes.push(el("details", { class: "note bad", open: true }, el("summary", { text: `${kind}: ${message}` }), where ? longText(where, "code") : null));
     }
-    if (view.end && view.end.error_output) {
-      notes.push(el("details", { class: "note" }, el("summary", { text: "error output of the agent's process" }), longText(view.end.error_output, "code")));
+    for (const [name, title] of [["output", "output"], ["error_output", "error output"]]) {
+      if (view.end && view.end[name]) {
+        notes.push(el("details", { class: "note" }, el("summary", { text: `${title} of the agent's process` }), longText(view.end[name], "code")));
+      }
     }
     for (const problem of view.problems) notes.push(el("div", { class: "note bad", text: problem }));
     if (view.reward && view.reward.error) notes.push(el("div", { class: "note bad", text: `the reward failed: ${view.reward.error}` }));

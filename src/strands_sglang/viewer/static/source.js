@@ -102,7 +102,7 @@ export class EmbeddedSource {
 /** What the search looks through, as `search.py` does: all that was said or went wrong; names of fields never match. */
 function searchedParts({ task, turns, tools, other_models, call_errors, others, rewards, end }) {
   return [
-    task, end && end.text, end && end.failure, end && end.error_output,
+    task, end && end.text, end && end.failure, end && end.output, end && end.error_output,
     turns.map(({ rows, reply, detail, finish_detail }) => [finish_detail, detail.failed_calls, reply.map(saidBy), rows.map((row) => row.items.map(saidBy))]),
     tools.map((tool) => [tool.name, namesAndValues(tool.arguments), tool.text, tool.raised, tool.raised_at]),
     other_models.map((one) => [one.name, one.asked, one.text, one.error, one.message]),
