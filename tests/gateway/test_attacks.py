@@ -6,7 +6,10 @@ import asyncio
 import gc
 import json
 import random
+import resource
 import secrets
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,6 +19,7 @@ from strands_sglang import errors
 from strands_sglang.gateway import server
 from strands_sglang.gateway.call import Fault, Refusal
 from strands_sglang.gateway.server import PROTOCOLS
+from strands_sglang.gateway.session import Session
 from support.examples import size
 from support.gateway.agents import PATHS, WireAgent, WireError
 from support.gateway.opened import Opened, opened
@@ -271,6 +275,43 @@ async def test_the_bodies_of_a_session_are_bounded_together() -> None:
             await asyncio.sleep(0.01)
         assert it.session.bytes == 0
         await agent.ask()
+
+
+def resident() -> int:
+    """Return the memory of this process, in bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+async def test_the_bodies_of_all_sessions_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flood of bodies that never end, over many sessions."""
+    monkeypatch.setattr(server, "MAX_ALL_BYTES", 2 * server.MAX_BODY)
+    async with opened(["one"]) as it, AsyncExitStack() as stack:
+        at, piece = urlsplit(it.gateway.address), bytes(1 << 16)
+        sessions = [await stack.enter_async_context(it.gateway.session(it.session.model)) for _ in range(16)]
+        before = resident()
+
+        async def flood(session: Session) -> tuple[bytes, asyncio.StreamWriter]:
+            reader, writer = await asyncio.open_connection(at.hostname, at.port)
+            length = f"Content-Length: {server.MAX_BODY}"
+            writer.write(head(it, length, path=f"/s/{session.token}{PATHS['chat']}"))
+            with suppress(ConnectionError):
+                for _ in range(server.MAX_BODY // len(piece) - 1):  # not the last one
+                    writer.write(piece)
+                    await writer.drain()
+            if session.bytes:
+                return b"", writer
+            return await reader.read(1000), writer
+
+        answers = await asyncio.gather(*map(flood, sessions))
+        assert resident() - before < 4 * server.MAX_ALL_BYTES < 16 * server.MAX_BODY
+        assert 0 < it.gateway.bytes <= server.MAX_ALL_BYTES
+        told = [answer for answer, _ in answers if answer]
+        assert len(told) >= 14 and all(b" 429 " in one and b"the gateway has 32 MiB" in one for one in told)
+        for _, writer in answers:
+            writer.close()
+        while it.gateway.bytes:
+            await asyncio.sleep(0.01)
+        assert await it.agent("chat").run("Hello.") == "one"
 
 
 async def test_a_flood_is_told_to_wait() -> None:

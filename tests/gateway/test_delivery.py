@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 
 from strands_sglang.gateway import server
+from strands_sglang.gateway.call import Call
 from strands_sglang.tokens import TurnPurpose
 from support.gateway.agents import PATHS, WireAgent, WireError
 from support.gateway.opened import Opened, opened
@@ -153,6 +154,27 @@ async def test_what_cannot_be_honoured_is_recorded_once() -> None:
         assert [call.sampling["max_new_tokens"] for call in it.engine.calls] == [70, 70]
 
 
+async def test_an_author_chooses_side_calls() -> None:
+    asked = list[Call]()
+
+    def is_side(call: Call) -> bool:
+        asked.append(call)
+        return not call.tools
+
+    async with opened(["A title", CALL, "Done."], options={"is_side": is_side}) as it:
+        title = it.agent("responses", more={"tools": []})
+        await title.run("Write a title.")
+        await it.agent("responses").run("Hello.")
+        assert [turn.purpose for turn in it.episode.tree] == [
+            TurnPurpose.SIDE,
+            TurnPurpose.EPISODE,
+            TurnPurpose.EPISODE,
+        ]
+        assert [(call.model, len(call.tools)) for call in asked] == [("policy", 0), ("policy", 1), ("policy", 1)]
+        assert not it.episode.tree.rejected
+        assert_exact(it.engine, it.episode)
+
+
 HARMLESS = {"metadata": {"user_id": "u"}, "service_tier": "auto", "none": None}
 
 
@@ -238,6 +260,44 @@ async def test_errors_have_the_form_of_their_protocol(protocol: str) -> None:
         agent.say("Hello.")
         with pytest.raises(WireError, match="ended"):
             await agent.ask()
+
+
+async def test_tokens_of_a_conversation_are_counted_and_nothing_is_sampled() -> None:
+    async with opened([CALL, "Done."]) as it:
+        agent = it.agent("messages")
+        agent.say("Hello.")
+        for number in range(2):
+            body = {**agent._body(agent.history), "model": "policy"}
+            async with it.http.post(f"{agent.base_url}/v1/messages/count_tokens", json=body) as response:
+                counted = await response.json()
+            assert len(it.episode.tree) == number
+            calls, _ = agent.add(await agent.ask())
+            assert counted == {"input_tokens": len(it.engine.calls[number].ids)}
+            for call in calls:
+                agent.result(call["id"], "a")
+        async with it.http.post(f"{agent.base_url}/v1/messages/count_tokens", json={"messages": 1}) as response:
+            assert (response.status, (await response.json())["type"]) == (400, "error")
+
+
+async def test_models_are_listed_and_signs_of_life_given() -> None:
+    """Claude Code begins with a HEAD request."""
+    async with opened([]) as it:
+        for url, headers, status in (
+            (it.gateway.base_url(it.session), {}, 200),
+            (it.gateway.address, {"x-api-key": it.session.token}, 200),
+            (f"{it.gateway.address}/s/{'0' * 32}", {}, 404),
+            (it.gateway.address, {}, 404),
+        ):
+            async with it.http.head(url, headers=headers) as response:
+                assert (response.status, await response.read()) == (status, b"")
+            async with it.http.get(f"{url}/v1/models", headers=headers) as response:
+                told = await response.json()
+                assert response.status == status
+                assert [one["id"] for one in told["data"]] == ["policy"] if status == 200 else told["error"]["code"]
+            of_anthropic = {**headers, "anthropic-version": "2023-06-01"}
+            async with it.http.get(f"{url}/v1/models", headers=of_anthropic) as response:
+                told = await response.json()
+                assert status == 200 or (told["type"], told["error"]["type"]) == ("error", "not_found_error")
 
 
 async def refused(it: Opened, path: str, **request: Any) -> int:

@@ -197,6 +197,37 @@ async def test_a_session_that_was_open_at_a_crash_is_resumed(done: int, tmp_path
     assert certificate.proved and certificate.tokens.rolled_back == 0
 
 
+async def test_what_was_ended_before_a_restart_is_ended_and_scored_once(tmp_path: Path) -> None:
+    """An answer is lost if the service is restarted: whoever closes asks again."""
+    closings: dict[str, dict[str, Any]] = {"a": {"reward": 0.5, "text": "done"}, "b": {"error": "evicted"}, "c": {}}
+    async with served(tmp_path) as it:
+        before = {}
+        for name in (*closings, "open"):
+            opened = await it.call("POST", "", 201, task={"prompt": "x", "id": name})
+            await it.agent(opened).run("x")
+            if name in closings:
+                before[name] = await it.call("POST", f"/{name}/0/close", **closings[name])
+    async with served(tmp_path) as it:
+        for name, closing in closings.items():
+            assert await it.call("GET", f"/{name}/0") == before[name]
+            assert await it.call("POST", f"/{name}/0/close", **closing) == before[name]
+        assert (await it.call("POST", "/a/0/close", reward=1))["reward"] == 0.5  # closed already
+        for _ in range(2):
+            assert (await it.call("POST", "/c/0/close", reward=0.25))["reward"] == 0.25
+            assert (await it.call("POST", "/a/0/score", reward=0.75))["reward"] == 0.75
+        await it.call("POST", "/b/0/score", 409, reward=1)
+        for name in ("open", "d"):
+            await it.call("GET", f"/{name}/0", 404)
+        assert not it.engine.calls
+        reopened = await it.call("POST", "", 201, task={"prompt": "x", "id": "open"})
+        await it.agent(reopened).run("x")
+        await it.call("POST", "/open/0/close", reward=0)
+    ledger = Ledger(tmp_path)
+    values = {id: one.data["value"] for id in ledger.ids() if (one := ledger.episode(id).reward) is not None}
+    assert values == {"a/0": 0.75, "c/0": 0.25, "open/0": 0.0}
+    assert verify(tmp_path).proved
+
+
 async def test_several_gateways_share_an_address() -> None:
     """A balancer passes on what begins with the path of a gateway, with the path or without."""
     async with served(gateway={"url": "https://gateways.example/a/"}) as it:

@@ -48,6 +48,8 @@ MAX_REQUESTS = 64
 """Requests of one session that are read or answered at once."""
 MAX_BYTES = 4 * MAX_BODY
 """Size of their bodies together: it bounds the memory of a session."""
+MAX_ALL_BYTES = 128 * MAX_BODY
+"""Size of the bodies of all sessions together: it bounds the memory of the gateway."""
 _MAX_VALUES = 1 << 19  # in the JSON of one body
 _READ_SECONDS = 60.0  # for a body to arrive
 _IDLE_SECONDS = 75.0  # for a request on an open connection to arrive
@@ -96,6 +98,8 @@ class Gateway:
         self._prefix, self._admin = given.path, admin
         self._hosts = _HOSTS | {host, given.hostname or host}
         self._admin_apps: list[web.Application] = []
+        self.bytes = 0
+        """Size of the bodies of requests that are being read or answered."""
         self._sessions: dict[str, Session] = {}
         self._throttle = LoopThrottle()
         self._runner: web.AppRunner | None = None
@@ -213,7 +217,8 @@ class Gateway:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuse what no agent sends, find the session, and give every error the form of the protocol."""
-        protocol = next((one for one in PROTOCOLS if one.path in request.path), PROTOCOLS[0])
+        other = PROTOCOLS[2 if "anthropic-version" in request.headers else 0]  # both have a list of models
+        protocol = next((one for one in PROTOCOLS if one.path in request.path), other)
         try:
             if self.socket is None and _host(request.host) not in self._hosts:
                 raise Refusal(Fault.UNKNOWN_SESSION, "this host name is not the gateway's; pass its address as url=")
@@ -232,7 +237,7 @@ class Gateway:
                 return await handler(request)
             finally:
                 session.requests -= 1
-                session.bytes -= request[_SIZE]
+                self._count(request, -request[_SIZE])
         except Refusal as refusal:
             return _refused(protocol, refusal)
         except web.HTTPException as error:
@@ -257,7 +262,7 @@ class Gateway:
     def _handler(self, protocol: Protocol) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             session = request[_SESSION]
-            data = await _read(request)
+            data = await self._read(request)
             await self._throttle.wait()
             call = protocol.read(_decoded(data), request.headers, session.items)
             key = hashlib.blake2b(call.agent.encode() + b"\0" + request.path.encode() + b"\0" + data).digest()
@@ -269,9 +274,39 @@ class Gateway:
 
         return handle
 
+    async def _read(self, request: web.Request) -> bytes:
+        session, data = request[_SESSION], bytearray()
+
+        async def read() -> None:
+            async for piece in request.content.iter_any():
+                data.extend(piece)
+                self._count(request, len(piece))
+                if len(data) > MAX_BODY:
+                    raise Refusal(Fault.TOO_LARGE, f"the body must have at most {MAX_BODY >> 20} MiB")
+                for owner, size, most in (
+                    ("session", session.bytes, MAX_BYTES),
+                    ("gateway", self.bytes, MAX_ALL_BYTES),
+                ):
+                    if size > most:
+                        self._count(request, -request[_SIZE])  # now, or those that come next would be refused, too
+                        raise Refusal(
+                            Fault.BUSY, f"the {owner} has {most >> 20} MiB of requests under way; wait for some"
+                        )
+
+        try:
+            await asyncio.wait_for(read(), _READ_SECONDS)
+            return bytes(data)
+        except asyncio.TimeoutError:
+            raise Refusal(Fault.INVALID, f"the body did not arrive within {_READ_SECONDS:g} s") from None
+
+    def _count(self, request: web.Request, size: int) -> None:
+        request[_SESSION].bytes += size
+        self.bytes += size
+        request[_SIZE] += size
+
     async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
         session = request[_SESSION]
-        data = await _read(request)
+        data = await self._read(request)
         await self._throttle.wait()
         call = PROTOCOLS[2].read(_decoded(data), request.headers, session.items)
         try:
@@ -321,26 +356,6 @@ async def _answered(
         await stream.write(protocol.keep_alive if events is None else events)
     await stream.write_eof()
     return stream, True
-
-
-async def _read(request: web.Request) -> bytes:
-    session, data = request[_SESSION], bytearray()
-
-    async def read() -> None:
-        async for piece in request.content.iter_any():
-            data.extend(piece)
-            session.bytes += len(piece)
-            request[_SIZE] += len(piece)
-            if len(data) > MAX_BODY:
-                raise Refusal(Fault.TOO_LARGE, f"the body must have at most {MAX_BODY >> 20} MiB")
-            if session.bytes > MAX_BYTES:
-                raise Refusal(Fault.BUSY, f"the session has {MAX_BYTES >> 20} MiB of requests under way; wait for some")
-
-    try:
-        await asyncio.wait_for(read(), _READ_SECONDS)
-        return bytes(data)
-    except asyncio.TimeoutError:
-        raise Refusal(Fault.INVALID, f"the body did not arrive within {_READ_SECONDS:g} s") from None
 
 
 def _decoded(data: bytes) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A `SessionService` over HTTP: `session_api`, for programs that start agents elsewhere.
 
     POST /sessions                          open: {"task": "..." or {"prompt": ..., "id": ..., ...}, "sample": 0}
-    GET  /sessions                          all sessions that are open or have ended
+    GET  /sessions                          all sessions that are open, or have ended since the service was started
     GET  /sessions/{task}/{sample}          one of them
     POST /sessions/{task}/{sample}/close    end: {"reward": 1.0, "text": "..."}, or {"error": "..."}
     POST /sessions/{task}/{sample}/score    reward of one that has ended: {"reward": 1.0}
@@ -66,7 +66,7 @@ def session_api(service: SessionService, token: str) -> web.Application:
     async def one_session(request: web.Request) -> web.StreamResponse:
         id = _id(request)
         opened = service.open_sessions.get(id)
-        return _answer(service.known(id) if opened is None else _opened(service, opened, secret=True))
+        return _answer(await service.known(id) if opened is None else _opened(service, opened, secret=True))
 
     async def close(request: web.Request) -> web.StreamResponse:
         body = await _body(request, {"reward", "text", "error"})

@@ -28,6 +28,7 @@ from strands_sglang.gateway.process import RemoteAgent
 from strands_sglang.gateway.server import Gateway
 from strands_sglang.gateway.session import Session
 from strands_sglang.ledger.reader import Ledger
+from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.ledger.seal import seal
 from strands_sglang.model import SGLangModel
 from strands_sglang.provider.config import RewritePolicy
@@ -36,7 +37,7 @@ from strands_sglang.runs.episode import Episode
 from strands_sglang.runs.experiment import experiment_of, served_model
 from strands_sglang.runs.limits import Limits
 from strands_sglang.runs.preflight import preflight_run
-from strands_sglang.runs.resume import check_task, directory_lock, is_over, read_previous_run, task_of
+from strands_sglang.runs.resume import check_task, directory_lock, is_over, read_previous_run, restored, task_of
 from strands_sglang.runs.reward import Reward
 from strands_sglang.runs.task import Task
 from strands_sglang.runs.workers.local import LocalWorker
@@ -228,7 +229,7 @@ class SessionService:
         """
         opened = self.open_sessions.get(id)
         if opened is None:
-            known = self.known(id)
+            known = await self.known(id)
             return known if reward is None or known["reward"] is not None else await self.score(id, reward)
         _checked(reward)
         self._rewards[id] = reward
@@ -238,17 +239,17 @@ class SessionService:
             else:
                 opened.agent.closed.set_exception(AgentProcessError(error))
         await asyncio.wait({opened.work})
-        return self.known(id)
+        return await self.known(id)
 
     async def score(self, id: str, reward: Any) -> dict[str, Any]:
         """Give an episode that has ended a reward, in place of an earlier one; return its summary."""
         if id in self.open_sessions:
             raise SessionStateError(f"session {id} is open: close it with its reward")
-        known, directory = self.known(id), self._run_spec.directory
+        known, directory = await self.known(id), self._run_spec.directory
         if directory is None:
             raise SessionStateError("a session is scored after its end in the ledger only; give a directory")
         _checked(reward)
-        record = await asyncio.get_running_loop().run_in_executor(None, Ledger(directory).episode, id)
+        record = await self._read(id)
         if not is_over(record):
             raise SessionStateError(f"session {id} failed ({known['end_reason']}) and is not scored; open it again")
         self._rewards[id] = reward
@@ -270,17 +271,21 @@ class SessionService:
             "failure": None if episode.failure is None else episode.failure.message,
         }
 
-    def known(self, id: str) -> dict[str, Any]:
-        """Return the summary of an episode that ended here."""
-        if id not in self.ended:
-            raise UnknownSessionError(f"there is no session {id!r:.250}; it was not opened here")
-        return self.ended[id]
+    async def known(self, id: str) -> dict[str, Any]:
+        """Return the summary of an episode that has ended, here or before the service was started."""
+        if id in self.ended:
+            return self.ended[id]
+        if id in self._recorded and (record := await self._read(id)).finished:
+            return self.summary(restored(record))
+        raise UnknownSessionError(f"there is no session {id!r:.250} that is open or has ended; open it")
 
-    async def _resume(self, spec: EpisodeSpec) -> None:
+    async def _read(self, id: str) -> EpisodeRecord:
         directory = self._run_spec.directory
         assert directory is not None
-        read = Ledger(directory).episode
-        spec.record = await asyncio.get_running_loop().run_in_executor(None, read, spec.id)
+        return await asyncio.get_running_loop().run_in_executor(None, lambda: Ledger(directory).episode(id))
+
+    async def _resume(self, spec: EpisodeSpec) -> None:
+        spec.record = await self._read(spec.id)
         check_task(spec, task_of(spec.record))
 
     def _ended(self, opened: OpenSession, work: asyncio.Task[Episode]) -> None:
