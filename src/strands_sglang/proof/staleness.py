@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _DECISIONS = {"drop": ("kept", "dropped"), "retry": ("kept", "retried", "dropped"), "mask": ("kept", "masked")}
 """By action: the decisions that are possible, first the one if nothing is too old."""
 _START = "default"
-"""SGLang's name for the weights that a server was started with; 0 among numbers."""
+"""SGLang's name for the weights that a server was started with. Where versions are numbers, it is 0."""
 _NO_NUMBER = (None, _START)
 _MAX_DIGITS = 1_000
 
