@@ -12,7 +12,15 @@ import pytest
 from strands_sglang.ledger.encoding import decoded, decoded_head
 from strands_sglang.ledger.summary import SummaryBuilder, checked_row, row_line, run_rows
 from strands_sglang.ledger.writer import LedgerWriter
-from support.ledger.episodes import made_by, plain_episode, reopened_episode, resumed_episode, rich_episode
+from support.ledger.episodes import (
+    corrected_episode,
+    made_by,
+    plain_episode,
+    reopened_episode,
+    resumed_episode,
+    rich_episode,
+)
+from support.proof.in_memory import verify_events
 
 
 def built(events: list[bytes], id: str) -> dict[str, object]:
@@ -62,6 +70,16 @@ def test_reopened_episode_has_its_last_reward() -> None:
     assert row["end_reason"] is None and row["reward"] is None
 
 
+@pytest.mark.parametrize(("kept", "experiments"), [(0, 1), (1, 2), (3, 2)])
+def test_experiments_of_an_episode_that_another_agent_continued(kept: int, experiments: int) -> None:
+    events, _ = made_by(corrected_episode, kept=kept)
+    ids = str(built(events, "corrected/0")["experiment"]).split("+")
+    assert len(set(ids)) == len(ids) == experiments and all(len(id) == 8 for id in ids)
+    certificate = verify_events(events)
+    assert certificate.proved, certificate.text()
+    assert certificate.mixed == ({"agent": {"agents:second": 1, "agents:first": 1}} if experiments > 1 else {})
+
+
 def test_an_edited_index_changes_nothing(tmp_path: Path) -> None:
     """Rows come from the events alone, whatever else is in the directory."""
     with LedgerWriter(tmp_path) as writer:
@@ -74,7 +92,7 @@ def test_an_edited_index_changes_nothing(tmp_path: Path) -> None:
     assert run_rows(tmp_path) == rows and rows[0]["reward"] == 1.0
 
 
-@pytest.mark.parametrize("episode", [plain_episode, rich_episode, resumed_episode, reopened_episode])
+@pytest.mark.parametrize("episode", [plain_episode, rich_episode, resumed_episode, reopened_episode, corrected_episode])
 @pytest.mark.parametrize("seed", range(4))
 def test_rows_do_not_depend_on_what_is_kept_after_the_end(episode: Any, seed: int, tmp_path: Path) -> None:
     """In any order of shards, and however often rows are asked for in between."""

@@ -149,6 +149,51 @@ async def test_nothing_is_mixed_while_no_result_depends_on_it(again: Callable[..
         await again(build=other_build)
 
 
+def asked_twice(prompt: str, *, fails: bool) -> Callable[..., Any]:
+    """Return a `build` whose agent is asked twice; `fails`: its code raises between the two."""
+
+    def build(task: Task, model: SGLangModel) -> Any:
+        agent = plain(model, system_prompt=prompt)
+
+        async def work() -> Any:
+            await agent.invoke_async("go")
+            if fails:
+                raise RuntimeError("not yet")
+            return await agent.invoke_async("go on")
+
+        return work, agent
+
+    return build
+
+
+@pytest.mark.parametrize("prompt", ["You take steps.", "You take steps. Be brief."])
+async def test_corrected_agent_whose_turns_are_kept_is_declared(
+    prompt: str, again: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Turns and tool results of the agent before are a mixture within the episode, unless they were rolled back."""
+    failed = await again(build=asked_twice("You take steps.", fails=True), samples_per_task=2)
+    assert [(one.end_reason, len(one.tree)) for one in failed] == [(EndReason.AGENT_ERROR, 2)] * 2
+    for restored in (False, True, True):
+        done = await again(build=asked_twice(prompt, fails=False), samples_per_task=2)
+        assert [(one.end_reason, one.restored) for one in done] == [(EndReason.ANSWERED, restored)] * 2
+        certificate = verify(tmp_path)
+        assert certificate.proved, certificate.text()
+        assert done.groups[0].mixed == certificate.mixed
+        rows = {row["experiment"] for row in run_rows(tmp_path)}
+        main(["show", str(tmp_path)])
+        main(["show", str(tmp_path), "a/1", "--ids"])
+        shown = capsys.readouterr().out
+        if prompt == "You take steps.":
+            old, new = failed[0].fingerprint["agent"], done[0].fingerprint["agent"]
+            assert certificate.mixed == {"agent": {old: 2, new: 2}}
+            assert len(rows) == 1 and "mixed in agent: 2 episodes of 2 experiments" in shown
+            assert f"mixed    agent {new}" in shown and f"earlier  agent {old}" in shown
+        else:
+            assert not certificate.mixed and len(rows) == 1 and "mixed" not in shown
+    with pytest.raises(ConfigurationError, match="agent must be"):
+        await again(build=asked_twice("You take steps.", fails=True), samples_per_task=3)
+
+
 async def test_scores_of_another_reward_are_declared(again: Callable[..., Any], tmp_path: Path) -> None:
     await again(samples_per_task=2)
     await score_run(other_reward, tmp_path, episodes=["a/1"])

@@ -95,7 +95,8 @@ def list_lines(
     if mixed:
         sizes = Counter(row["experiment"] for row in rows).most_common()
         counts = " and ".join(f"{count:,}" for _, count in sizes)
-        lines.append(paint(f"mixed in {', '.join(mixed)}: {counts} episodes of {len(sizes)} experiments", "yellow"))
+        number_of = len({one for experiment, _ in sizes for one in experiment.split("+")})
+        lines.append(paint(f"mixed in {', '.join(mixed)}: {counts} episodes of {number_of} experiments", "yellow"))
     if not found:
         return [*lines, "no episode matches"]
     more = 0 if most is None else len(found) - most
@@ -146,7 +147,7 @@ def shown_episode(record: EpisodeRecord, texts: TokenTexts | None) -> dict[str, 
             step["tokens"] = {"ids": ids, "logprobs": list(arrays.get("logprobs", ())), "texts": pieces}
             added = [int(id) for name in ("closing", "context") for id in arrays.get(name, ())]
             step["added"] = {"ids": added, "text": None if texts is None else "".join(texts.texts_of(added))}
-    names = ("id", "task", "sample", "fingerprint", "epoch", "problems", "end", "reward", "metrics", "branches")
+    names = "id task sample fingerprint earlier_fingerprints epoch problems end reward metrics branches".split()
     return {**{name: view[name] for name in names}, "steps": sorted(steps, key=lambda step: int(step["event"]))}
 
 
@@ -175,6 +176,8 @@ class EpisodePrinter:
             lines += self._block("answer", json.dumps(task["answer"], ensure_ascii=False))
         for part in self.mixed:
             lines += self._block("mixed", f"{part} {shown['fingerprint'].get(part, 'unknown')}")
+            earlier = (parts[part] for parts in shown["earlier_fingerprints"] if part in parts)
+            lines += [line for value in earlier for line in self._block("earlier", f"{part} {value}")]
         lines += [*(f"problem  {self._said(problem, 'red')}" for problem in shown["problems"]), ""]
         if self.paint.coloured and not self.tokens:
             levels = [*((f"{least:g} or more", name) for least, name in _LEVELS), ("less", "improbable")]

@@ -35,7 +35,7 @@ from strands_sglang.ledger.event import (
     data_of,
 )
 from strands_sglang.ledger.files import FileStore, contents_in
-from strands_sglang.ledger.fingerprint import fingerprint_in
+from strands_sglang.ledger.fingerprint import earlier_in, fingerprint_in
 from strands_sglang.ledger.shard import LARGEST_BLOCK
 from strands_sglang.tokens import TeacherLogprobs, TokenTree, Trajectory, TurnStatus
 from strands_sglang.tokens.serialization import RECORD_FORMAT
@@ -172,6 +172,11 @@ class EpisodeRecord:
     def fingerprint(self) -> dict[str, str]:
         """What identifies the experiment it was run as: of the call that ran it last, and of its newest score."""
         return fingerprint_in(self.events)
+
+    @property
+    def earlier_fingerprints(self) -> list[dict[str, str]]:
+        """In what earlier calls of the run, of which it still has turns, differ from the one that ran it last."""
+        return earlier_in(self.events)
 
     @property
     def head(self) -> bytes:

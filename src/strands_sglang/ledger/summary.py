@@ -17,7 +17,7 @@ from strands_sglang._json import as_dict, as_list, dump_text, jsonable
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.encoding import EventHead, decoded_head
 from strands_sglang.ledger.event import AFTER_END, OF_OTHER_MODELS, EventKind
-from strands_sglang.ledger.fingerprint import digest_of, experiment_id, fingerprint_in, stated_in
+from strands_sglang.ledger.fingerprint import digest_of, earlier_in, experiment_id, fingerprint_in, stated_in
 from strands_sglang.ledger.reader import Ledger
 
 TEXT_CHARACTERS = 200
@@ -81,7 +81,8 @@ class SummaryRow(TypedDict):
     epoch: int
     """How many times it was resumed."""
     experiment: str
-    """Digest of its fingerprint: rows with another one were run as another experiment; "": unknown."""
+    """Digest of its fingerprint: rows with another one were run as another experiment; "": unknown. If it has turns of
+    earlier calls with another one, their digests follow, each after a "+"."""
     events: int
     """Number of events that the row covers."""
 
@@ -177,7 +178,7 @@ class SummaryBuilder:
         at = head.epoch, head.number
         if self._end is not None and head.kind not in AFTER_END:
             self.outdated = self.outdated or at > self._end
-            if at < self._end and head.kind not in _NEEDED:
+            if at < self._end and not _needed(head, self._end):
                 return
         self._heads.append(head._replace(data=_light(head)))
         if head.kind in AFTER_END or at < self._last:
@@ -185,7 +186,7 @@ class SummaryBuilder:
         self._last = at
         if head.kind is EventKind.END and not self._keep:
             self._end = at
-            self._heads = [one for one in self._heads if one.kind in _NEEDED]
+            self._heads = [one for one in self._heads if _needed(one, at)]
 
     def add_encoded(self, data: bytes) -> None:
         """Add an event as the ledger has it. One that cannot be decoded is counted; `verify` reports it."""
@@ -204,14 +205,19 @@ class SummaryBuilder:
             **(last.data if ended and last is not None else _running_values(heads)),
             **_begin_values(self.id, begin),
             **_reward_values(_newest_reward(heads)),
-            "experiment": experiment_id(fingerprint_in(heads)),
+            "experiment": experiment_id(fingerprint_in(heads), earlier_in(heads)),
             "epoch": max((head.epoch for head in self._heads), default=0),
             "events": self.count,
         }
         return checked_row(self.id, values)
 
 
-_NEEDED = (EventKind.BEGIN, EventKind.RESUME, EventKind.END, *AFTER_END)  # for the row of an episode that ended
+_NEEDED = (EventKind.BEGIN, EventKind.RESUME, EventKind.ROLLBACK, EventKind.END, *AFTER_END)
+
+
+def _needed(head: EventHead, end: tuple[int, int]) -> bool:
+    """Return whether the row of an episode that ended there needs an event."""
+    return head.kind in _NEEDED or (head.kind is EventKind.CALL and head.epoch < end[0])
 
 
 def _end_values(end: Mapping[str, Any]) -> dict[str, Any]:

@@ -61,8 +61,9 @@ class EpisodeProof:
     """Sampled tokens by weight version, including those that were rolled back."""
     files: set[str] = field(default_factory=set)
     """Digests of the files that its events refer to: images, and bytes in its task, tool calls and messages."""
-    fingerprint: dict[str, str] = field(default_factory=dict)
-    """The experiment it was run as: of its begin, its last resume and its newest score."""
+    fingerprint: dict[str, list[str]] = field(default_factory=dict)
+    """The experiment it was run as, each part with its values: of its begin or last resume and its newest score, and of
+    earlier calls of which it still has turns."""
     teacher_tokens: int = 0
     staleness: StalenessFacts | None = None
     """What was decided because of the age of its tokens; None: nothing."""
@@ -101,6 +102,7 @@ def prove_episode(id: str, chain: EventChain, run: Mapping[str, Any] | None = No
             break  # later events cannot be checked, and the reason is reported
     else:
         checker.finish(checker.end or (chain.entries[-1] if chain.entries else None))
+    proof.fingerprint = checker.experiments()
     return proof
 
 
@@ -113,6 +115,8 @@ class _EventChecker:
         self.end: ChainEntry | None = None  # the end event that counts; only rewards may follow it
         self.states: list[Any] = []  # for each turn, the hash state of its branch including its sampled tokens
         self.images: list[bytes] = []  # for each turn, the digests of all images of its branch
+        self.stated: dict[str, str] = {}  # the experiment, as the last event states it that says something about it
+        self.stated_for: list[dict[str, str]] = []  # for each turn, the experiment of the call of the run that made it
         self.partial_calls = PartialCalls()
         self.teacher: tuple[ChainEntry, set[int]] | None = None  # the scores that count, and the turns that have them
         self.after_wrong_prompt: set[int] = set()  # turns after a wrong prompt: their prompts are not reported again
@@ -129,7 +133,8 @@ class _EventChecker:
             proof.last, self.end = event.kind, entry if event.kind is EventKind.END else None
         try:
             proof.files.update(_files_of(event))
-            proof.fingerprint.update(_fingerprint_of(event))
+            if stated := _fingerprint_of(event):
+                self.stated = {**self.stated, **stated}
             if event.kind is EventKind.BEGIN:
                 proof.findings += [entry.finding(FindingKind.TASK, why) for why in _task_errors(event, run)]
             elif event.kind is EventKind.CALL:
@@ -193,6 +198,15 @@ class _EventChecker:
             proof.findings += _check_end(entry, proof.turns, proof.trajectories)
             proof.findings += self._unscored_turns()
 
+    def experiments(self) -> dict[str, list[str]]:
+        """Return the values of each part of the experiment that the episode has results of, the last one first."""
+        found = {part: [value] for part, value in self.stated.items()}
+        for stated in {id(stated): stated for stated in self.stated_for}.values():
+            for part in _OF_TURNS:
+                if part in found and part in stated and stated[part] not in found[part]:
+                    found[part].append(stated[part])
+        return found
+
     def _check_call(self, entry: ChainEntry, facts: CallFacts) -> bool:
         proof, turns = self.proof, self.proof.turns
         proof.files.update(image.digest for image in facts.images)
@@ -228,6 +242,7 @@ class _EventChecker:
                 proof.findings.append(entry.finding(FindingKind.PROMPT, why, turn=facts.turn))
         state.update(facts.sampled.astype("<i4", copy=False).data)
         self.states.append(state)
+        self.stated_for.append(self.stated)
         turns.append(facts)
         for version, count in facts.spans:
             proof.versions[version] += count
@@ -268,7 +283,7 @@ class _EventChecker:
         if not isinstance(event.data.get("cause"), str):
             raise LedgerError(f"cause must be a string, got {event.data.get('cause')!r:.50}")
         self.proof.tokens.rolled_back += sum(len(turn.sampled) for turn in turns[left:])
-        del turns[left:], self.states[left:], self.images[left:]
+        del turns[left:], self.states[left:], self.images[left:], self.stated_for[left:]
         self.partial_calls.clear()
         self.after_wrong_prompt = {turn for turn in self.after_wrong_prompt if turn < left}
 
@@ -398,6 +413,8 @@ def _cut(text: str) -> str:
 _MAY_DIFFER = ("agent", "reward", "settings", "model", "packages")
 """Parts of the experiment that a later call may change if that is allowed; the certificate states the values."""
 _PARTS = ("template", "parser", *_MAY_DIFFER)
+_OF_TURNS = ("agent", "settings", "model", "packages")
+"""Parts that turns and tool results depend on. A reward is for the whole episode, and a resumed one is scored again."""
 _MAX_TEXT = 4096  # characters of a part
 
 _FIELDS: dict[EventKind, dict[str, tuple[type, ...]]] = {

@@ -192,8 +192,8 @@ class RunVerifier:
         certificate.echoes.update(proof.echoes)
         certificate.other_models.update(proof.other_models)
         certificate.staleness.update([proof.staleness.decision] if proof.staleness is not None else [])
-        for part, value in proof.fingerprint.items():
-            certificate.experiment.setdefault(part, Counter())[value] += 1
+        for part, values in proof.fingerprint.items():
+            certificate.experiment.setdefault(part, Counter()).update(values)
         certificate.audit_differences += proof.audit_differences
         certificate.events.update({kind.value: count for kind, count in proof.events.items()})
         for finding in proof.findings:

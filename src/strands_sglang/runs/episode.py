@@ -206,6 +206,8 @@ class Episode:
     """The images of its turns, or a function that returns them; see `image_files`."""
     fingerprint: dict[str, str] = field(default_factory=dict, repr=False)
     """The experiment it was run as: `agent`, `reward`, `settings`, ...; without a ledger, only template and parser."""
+    earlier_fingerprints: list[dict[str, str]] = field(default_factory=list, repr=False)
+    """In what earlier calls of the run, of which it still has turns, differ from the one that ran it last."""
     restored: bool = False
     """Whether a previous run ended it and this run read it from the ledger."""
     staleness: Staleness | None = None

@@ -34,6 +34,7 @@ from strands_sglang.ledger.event import (
     RollbackData,
 )
 from strands_sglang.ledger.files import Put, with_references
+from strands_sglang.ledger.fingerprint import earlier_of, stated_for_turns
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.provider.episode import conversations
@@ -251,6 +252,7 @@ class EpisodeFinalizer:
             conversation=episode_run.messages,
             epoch=spec.next_epoch,
             fingerprint=self._fingerprint,
+            earlier_fingerprints=self._earlier(spec, None if recorded_tree is not None else recorder.earlier),
             earlier=dict(recorder.earlier) if spec.record is not None else {},
             routed_experts=_experts(episode_run, tree) if recorded_tree is None else {},
             images=_images(episode_run, spec, recorded_tree),
@@ -288,6 +290,12 @@ class EpisodeFinalizer:
             await self._write_end(recorder, episode, episode_run)
             episode.chain_end = recorder.chain_end
         return episode
+
+    def _earlier(self, spec: EpisodeSpec, tokens: Mapping[int, int] | None) -> list[dict[str, str]]:
+        """Return `Episode.earlier_fingerprints`; `tokens`: of each turn, those from the record; None: all are."""
+        recorded = {} if spec.record is None else stated_for_turns(spec.record.events)
+        kept = (stated for turn, stated in recorded.items() if tokens is None or tokens.get(turn))
+        return earlier_of(self._fingerprint, kept)
 
     async def score(self, record: EpisodeRecord) -> Episode:
         """Score an episode whose end is recorded, write the reward after the end, and return the episode."""

@@ -64,9 +64,10 @@ class Group:
     def mixed(self) -> dict[str, dict[str, int]]:
         """The parts of the experiment in which the episodes differ: each value with its number of episodes.
 
-        Empty unless `RunOptions.allow_changed` allowed it. Advantages within a mixed group compare two experiments.
+        Empty unless `RunOptions.allow_changed` allowed it, or a corrected agent continued recorded turns, whose episode
+        then has both values. Advantages within a mixed group compare two experiments.
         """
-        return differing(episode.fingerprint for episode in self.episodes)
+        return differing([one.fingerprint, *one.earlier_fingerprints] for one in self.episodes)
 
     def _scored(self) -> list[float]:
         return [reward for reward in self.rewards if reward is not None]

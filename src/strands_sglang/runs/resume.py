@@ -138,6 +138,15 @@ class PreviousRun:
                     f"--allow-changed {part.value}: `verify`, `show`, the viewer and each group then say what is mixed"
                 )
             logger.warning("%s | allowed: every report of the run says that it is mixed", told)
+        agent = fingerprint.get(Part.AGENT.value)
+        agents = (one.fingerprint.get(Part.AGENT.value) for one in self.unfinished.values() if one.calls)
+        if agent is not None and (others := sum(one not in (agent, None) for one in agents)):
+            logger.warning(
+                "agent=<%s>, episodes=<%d> | continues episodes of another agent: if turns of them are kept, every "
+                "report of the run says that it is mixed",
+                agent,
+                others,
+            )
 
     def _depended_on(self, part: Part) -> Iterator[str | None]:
         """Yield the values of a part of the experiment that recorded results depend on; None: unknown."""
@@ -265,6 +274,7 @@ def restored(record: EpisodeRecord) -> Episode:
         epoch=record.epoch,
         time=end["time"],
         fingerprint=record.fingerprint,
+        earlier_fingerprints=record.earlier_fingerprints,
         restored=True,
         staleness=Staleness.of(record),
         chain_end=(record.events[-1].epoch, record.next_number, record.head),

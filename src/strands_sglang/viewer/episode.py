@@ -67,6 +67,7 @@ def episode_view(
         "task": begin.get("task"),
         "sample": begin.get("sample"),
         "fingerprint": record.fingerprint,
+        "earlier_fingerprints": record.earlier_fingerprints,
         "epoch": record.epoch,
         "orphans": record.orphans,
         "problems": problems,

@@ -195,13 +195,16 @@ class Recorder:
     def reject(self, turn: Turn) -> None:
         self.tree.reject(turn)
 
-    def resume(self, sink: Sink | None = None, *, kept: int | None = None, worker: str = "1") -> HashChain:
+    def resume(
+        self, sink: Sink | None = None, *, kept: int | None = None, worker: str = "1", agent: str | None = None
+    ) -> HashChain:
         """Take the episode over in a new epoch.
 
         Args:
             sink: Where the new process writes; None: the same.
             kept: Number of the last event kept; None: all.
             worker: Name of the new process.
+            agent: The agent of the new process; None: it is not stated.
 
         Returns:
             The chain of the old process, with which orphans are written.
@@ -213,9 +216,8 @@ class Recorder:
         head = self.events[kept].digest
         self.sink = sink or self.sink
         self.chain = HashChain(self.sink, self.id, epoch=old.epoch + 1, number=kept + 1, head=head)
-        self.append(
-            EventKind.RESUME, {"from_event": kept, "head": head.hex(), "pid": 4242, "worker": worker, "mark": "00"}
-        )
+        data: dict[str, Any] = {"from_event": kept, "head": head.hex(), "pid": 4242, "worker": worker, "mark": "00"}
+        self.append(EventKind.RESUME, data if agent is None else {**data, "fingerprint": {"agent": agent}})
         return old
 
     def keep(self) -> None:
@@ -404,6 +406,21 @@ def adapted_episode(sink: Sink, *, task: str = "adapted", sample: int = 0) -> Re
     recorder.end()
     decided = {"limit": 1, "action": "drop", "order": "given", "current": "default+lora:policy-v10", "age": 3}
     recorder.append(EventKind.STALENESS, {**decided, "ages": [[version, 3]], "decision": "dropped", "time": 2.0})
+    return recorder
+
+
+def corrected_episode(sink: Sink, *, task: str = "corrected", sample: int = 0, kept: int = 2) -> Recorder:
+    """Record an episode that another agent continued, which repeated `kept` of three turns."""
+    recorder = Recorder(sink, task=task, sample=sample, fingerprint={**FINGERPRINT, "agent": "agents:first"})
+    turn: Turn | None = None
+    for number in range(3):
+        turn = recorder.call(turn, context=range(20 * number, 20 * number + 9), sampled=[30, 31])
+    recorder.resume(agent="agents:second")
+    if kept < 3:
+        recorder.rollback(kept)
+    recorder.call(recorder.tree[kept - 1] if kept else None, context=[37], sampled=[38, 39])
+    recorder.reward(1.0)
+    recorder.end()
     return recorder
 
 

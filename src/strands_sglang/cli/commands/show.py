@@ -84,10 +84,11 @@ def _mixed(directory: Path, rows: Sequence[SummaryRow]) -> list[str]:
     from strands_sglang.ledger.reader import Ledger
 
     one_of_each = {row["experiment"]: row["id"] for row in rows}
-    if len(one_of_each) < 2:
+    if len(one_of_each) < 2 and not any("+" in experiment for experiment in one_of_each):
         return []
     ledger = Ledger(directory)
-    return list(differing(ledger.episode(id).fingerprint for id in one_of_each.values()))
+    records = (ledger.episode(id) for id in one_of_each.values())
+    return list(differing([record.fingerprint, *record.earlier_fingerprints] for record in records))
 
 
 def _record(directory: Path, start: str) -> EpisodeRecord:

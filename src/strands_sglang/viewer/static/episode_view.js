@@ -241,7 +241,7 @@ export class EpisodeView {
     if (view.tools.length) fact("tools", `${plural(view.tools.length, "call")}`);
     if (view.other_models.length) fact("other models", plural(view.other_models.length, "answer"));
     if (view.epoch) fact("resumed", plural(view.epoch, "time"));
-    if (row.experiment) fact("experiment", row.experiment, null, Object.entries(view.fingerprint).map(([part, value]) => `${part}: ${value}`).join("\n"));
+    if (row.experiment) fact("experiment", row.experiment, null, [view.fingerprint, ...view.earlier_fingerprints].flatMap(Object.entries).map(([part, value]) => `${part}: ${value}`).join("\n"));
     this.driftFact = el("span", { title: "Turns whose text, encoded again, gives other tokens" });
     this.drawDriftFact();
     return el("div", { class: "facts" }, facts, view.decoded && this.episode.turns.length ? this.driftFact : null);
