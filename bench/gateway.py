@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
 """Measures sessions of the gateway: CPU of a turn beside that of a Strands agent, delays of the event loop, and memory.
 
-    python bench/gateway.py [--sessions 256] [--turns 40] [--kilobytes 78] [--tokenizer FOLDER] [--json]
+    python bench/gateway.py [--sessions 256] [--turns 40] [--kilobytes 78] [--rounds 3] [--json]
     python bench/gateway.py --engine [--rounds 5] [--json]      # on the lab's SGLang server
 
 The same conversation is run by `rollout` in two ways, on an engine within the process that answers at once: by Strands
 agents, and by agents in another process (pinned to another core) that send their whole history over HTTP with each
-call, as coding agents do. Only the CPU time of this process counts. A task of the event loop measures how late it is
-called. Memory is what this process holds when all sessions are at their last turn, less what it held before.
+call, as coding agents do. System prompt, tools, calls and results are the same, so the prompts have the same tokens;
+the template (Qwen3's) renders all 24 tools. Only the CPU time of this process counts. A task of the event loop measures
+how late it is called before the last turn; *own* is the part in which the thread of the event loop used the CPU, the
+rest is the machine's. Memory is what this process holds when all sessions are at their last turn, less what it held
+before, in the first round.
 
 With `--engine`, 64 agents in another process answer four questions each with the lab's tool policy, all at the same
 time and greedy: through sessions of the gateway, on SGLang's own Chat Completions, and, as the bound of both, as
@@ -24,42 +27,67 @@ import asyncio
 import gc
 import json
 import logging
-import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+from strands import tool
 
 from agent_script import WORDS, script, tokenizer_from
 from loopback import stay_on
 from played_agent import TOKENIZER, ScriptedEngine, build, questions, resident_bytes
 from strands_sglang.gateway import RemoteAgent
 from strands_sglang.runs import RunOptions, rollout
+from suite.long_jobs import Watch, percentile
+from suite.stats import Spread, alternate, ratio
 
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+from support.families import tokenizer_path
+
+FAMILY = "qwen3"
 TOOLS = 24
-PERIOD = 0.005  # seconds between two calls of the task that measures delays
 DESCRIPTION = "Work out one operation on two whole numbers."
 
 
 def system_prompt(kilobytes: float) -> str:
-    """Return a system prompt; half of the first request are tools."""
-    words = (WORDS * (1 + int(kilobytes * 1000) // len(" ".join(WORDS))))[: int(kilobytes * 1000 / 2 / 5)]
-    return " ".join(words)
+    """Return a system prompt with which the first request has the size."""
+    size = int(kilobytes * 1000) - len(json.dumps(tools(kilobytes))) - 150
+    text = " ".join(WORDS)
+    return " ".join([text] * (1 + size // len(text)))[:size]
 
 
 def tools(kilobytes: float) -> list[dict[str, Any]]:
-    """Return the tools of the agents over HTTP, of which only the calculator is called."""
-    text = " ".join(WORDS * 20)[: int(kilobytes * 1000 / 2 / TOOLS) - 200]
-    parameters = {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]}
+    """Return the tools as agents over HTTP send them; only the calculator is called."""
+    text = " ".join(WORDS * 20)[: int(kilobytes * 1000 / 2 / TOOLS) - 240]
+    expression = {"type": "string", "description": "Such as `615 * 17`."}
+    parameters = {"type": "object", "properties": {"expression": expression}, "required": ["expression"]}
     names = ["calculator", *(f"tool_{number}" for number in range(1, TOOLS))]
     about = f"{DESCRIPTION} {text}"
     return [
         {"type": "function", "function": {"name": name, "description": about, "parameters": parameters}}
         for name in names
+    ]
+
+
+def result_of(expression: str) -> str:
+    """Return what the calculator says."""
+    return str(len(expression) * 1009)
+
+
+def strands_tools(kilobytes: float) -> list[Any]:
+    """Return the same tools for agents within the process."""
+
+    async def call(expression: str) -> str:
+        return result_of(expression)
+
+    functions = (one["function"] for one in tools(kilobytes))
+    return [
+        tool(name=one["name"], description=one["description"], inputSchema={"json": one["parameters"]})(call)
+        for one in functions
     ]
 
 
@@ -75,8 +103,7 @@ async def play(http: aiohttp.ClientSession, order: dict[str, Any], last: asyncio
         message = messages[-1]
         for call in message.get("tool_calls") or ():
             expression = json.loads(call["function"]["arguments"])["expression"]
-            result = str(len(expression) * 1009)
-            messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": result_of(expression)})
     say({"id": order["id"], "text": message["content"], "took": took, "bytes": sent})
 
 
@@ -133,6 +160,7 @@ async def drive() -> None:
     shared: dict[str, Any] = json.loads(await reader.readline())
     if "turns" in shared:  # else the engine needs every core
         stay_on(0)
+    say({"ready": True})
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(600)) as http:
         while line := await reader.readline():
@@ -151,9 +179,12 @@ class Driver:
 
     def __init__(self, process: asyncio.subprocess.Process, count: int) -> None:
         self.process, self._count = process, count
+        self.ready = asyncio.Event()
         self._ended: dict[str, asyncio.Future[str]] = {}
         self.took: list[float] = []
         self.bytes = self._waiting = self.resident = 0
+        self.on_last: Callable[[], object] = lambda: None
+        """Called when all agents are at their last turn."""
 
     def send(self, data: Any) -> None:
         """Tell the process something."""
@@ -165,9 +196,13 @@ class Driver:
         assert self.process.stdout is not None
         while line := await self.process.stdout.readline():
             said = json.loads(line)
+            if "ready" in said:
+                self.ready.set()
+                continue
             if "at_last" in said:
                 self._waiting += 1
                 if self._waiting == self._count:
+                    self.on_last()
                     gc.collect()
                     self.resident = resident_bytes()
                     self.send({"go": True})
@@ -199,6 +234,7 @@ async def driver(count: int, **shared: Any) -> AsyncIterator[Driver]:
     made.send(shared)
     listening = asyncio.ensure_future(made.listen())
     try:
+        await asyncio.wait_for(made.ready.wait(), 300)
         yield made
     finally:
         listening.cancel()
@@ -208,35 +244,12 @@ async def driver(count: int, **shared: Any) -> AsyncIterator[Driver]:
             await asyncio.wait_for(process.wait(), 10)
 
 
-@asynccontextmanager
-async def delays() -> AsyncIterator[list[float]]:
-    """Measure how late the event loop calls a task, in milliseconds."""
-    found: list[float] = []
-
-    async def watch() -> None:
-        while True:
-            due = time.monotonic() + PERIOD
-            await asyncio.sleep(PERIOD)
-            found.append(1e3 * (time.monotonic() - due))
-
-    watching = asyncio.ensure_future(watch())
-    try:
-        yield found
-    finally:
-        watching.cancel()
-
-
-def quantile(values: list[float], share: float) -> float:
-    """Return a quantile."""
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
-
-
-async def over_http(tokenizer: Any, engine: Any, options: argparse.Namespace) -> dict[str, float]:
+async def over_http(tokenizer: Any, engine: Any, sessions: int, options: argparse.Namespace) -> dict[str, float]:
     """Run agents in another process; return what it cost."""
     shared = {"turns": options.turns, "system": system_prompt(options.kilobytes), "tools": tools(options.kilobytes)}
     gc.collect()
     before = resident_bytes()
-    async with driver(options.sessions, **shared) as agents:
+    async with driver(sessions, **shared) as agents:
 
         class Played(RemoteAgent):
             def __init__(self, task: Any) -> None:
@@ -245,50 +258,82 @@ async def over_http(tokenizer: Any, engine: Any, options: argparse.Namespace) ->
             async def run(self, session: Any, base_url: str, socket: Path | None) -> str:
                 return await agents.run(self.task.id, url=base_url, prompt=self.task.prompt)
 
-        async with delays() as late:
-            began, cpu = time.monotonic(), time.process_time()
-            run = await rollout(
-                lambda task, model: Played(task),
-                questions(options.sessions),
-                tokenizer=tokenizer,
-                client=engine,
-                concurrency=options.sessions,
-                on_hidden_tools="allow",
-            )
-            cpu, wall = time.process_time() - cpu, time.monotonic() - began
-        turns = options.turns * options.sessions
-        assert run.metrics.turns == turns and run.metrics.failures == 0, run.metrics
-        joins = {turn.join.value for episode in run for turn in episode.tree}
-        assert joins <= {"root", "proved", "kept"}, joins
-        tokens = statistics.mean(sum(map(len, episode.trajectories)) for episode in run)
+        watch = Watch()
+        watching = asyncio.ensure_future(watch.measure())
+        agents.on_last = watching.cancel  # what is measured next takes long itself
+        found = await measured(lambda task, model: Played(task), tokenizer, engine, sessions, options)
+    took = sorted(agents.took)
     return {
-        "ms_per_turn": 1e3 * cpu / turns,
-        "turns_per_second": turns / wall,
-        "late_p50_ms": quantile(late, 0.5),
-        "late_p99_ms": quantile(late, 0.99),
-        "answer_p50_ms": 1e3 * quantile(agents.took, 0.5),
-        "answer_p99_ms": 1e3 * quantile(agents.took, 0.99),
+        **found,
+        "late_p50_ms": percentile(watch.late, 0.5),
+        "late_own_max_ms": percentile(watch.own, 1),
+        "late_p99_ms": percentile(watch.late, 0.99),
+        "late_own_p99_ms": percentile(watch.own, 0.99),
+        "answer_p50_ms": 1e3 * took[len(took) // 2],
+        "answer_p99_ms": 1e3 * took[int(0.99 * len(took))],
         "last_request_kb": agents.bytes / 1e3,
-        "tokens_per_session": tokens,
-        "kb_per_session": (agents.resident - before) / 1e3 / options.sessions,
+        "kb_per_session": (agents.resident - before) / 1e3 / sessions,
     }
 
 
-async def in_process(tokenizer: Any, engine: Any, options: argparse.Namespace) -> float:
-    """Run Strands agents; return the milliseconds of CPU of a turn."""
-    episodes = max(2, options.sessions // 4)
-    cpu = time.process_time()
+async def in_process(tokenizer: Any, engine: Any, sessions: int, options: argparse.Namespace) -> dict[str, float]:
+    """Run Strands agents; return what it cost."""
+    system, given = system_prompt(options.kilobytes), strands_tools(options.kilobytes)
+
+    def make(task: Any, model: Any) -> Any:
+        return build(task, model, given, system_prompt=system)
+
+    return await measured(make, tokenizer, engine, sessions, options)
+
+
+async def measured(
+    make: Callable[[Any, Any], Any], tokenizer: Any, engine: Any, sessions: int, options: argparse.Namespace
+) -> dict[str, float]:
+    """Run sessions, all at the same time; return the CPU of a turn and the tokens of a session."""
+    began, cpu = time.monotonic(), time.process_time()
     run = await rollout(
-        lambda task, model: build(task, model, system_prompt=system_prompt(options.kilobytes)),
-        questions(episodes),
+        make,
+        questions(sessions),
         tokenizer=tokenizer,
         client=engine,
-        concurrency=episodes,
+        concurrency=sessions,
         on_hidden_tools="allow",
     )
-    assert run.metrics.turns == options.turns * episodes and run.metrics.failures == 0, run.metrics
-    spent: float = 1e3 * (time.process_time() - cpu) / options.turns / episodes
-    return spent
+    cpu, wall = time.process_time() - cpu, time.monotonic() - began
+    turns = options.turns * sessions
+    assert run.metrics.turns == turns and run.metrics.failures == 0, run.metrics
+    joins = {turn.join.value for episode in run for turn in episode.tree}
+    assert joins <= {"root", "proved", "kept"}, joins
+    return {
+        "ms_per_turn": 1e3 * cpu / turns,
+        "turns_per_second": turns / wall,
+        "first_prompt_tokens": float(len(run[0].tree[0].context)),
+        "tokens_per_session": sum(sum(map(len, episode.trajectories)) for episode in run) / sessions,
+    }
+
+
+def on_script(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure both ways alternately, after a small round that does not count."""
+    stay_on(1)
+    tokenizer = tokenizer_from(options.tokenizer or tokenizer_path(FAMILY))
+    turns_script = script(tokenizer, options.tokens)
+    ways = {"gateway": over_http, "strands": in_process}
+
+    def run(way: str, number: int, sessions: int = options.sessions) -> dict[str, float]:
+        engine = ScriptedEngine(turns_script, options.turns - 1)
+        return asyncio.run(ways[way](tokenizer, engine, sessions, options))
+
+    for way in ways:
+        run(way, 0, min(8, options.sessions))
+    found = alternate(["strands", "gateway"], options.rounds, run, warm_up=False)
+    tokens = {tuple(found[way][name]) for way in ways for name in ("first_prompt_tokens", "tokens_per_session")}
+    assert len(tokens) == 2, f"the prompts of both ways must have the same tokens, got {tokens}"
+    made: dict[str, Any] = {
+        way: {name: Spread.of(values).to_json() for name, values in figures.items()} for way, figures in found.items()
+    }
+    made["gateway"]["kb_per_session"] = found["gateway"]["kb_per_session"][0]
+    made["over_strands"] = ratio(found["gateway"]["ms_per_turn"], found["strands"]["ms_per_turn"]).to_json()
+    return made
 
 
 async def on_engine(rounds: int) -> dict[str, Any]:
@@ -297,7 +342,6 @@ async def on_engine(rounds: int) -> dict[str, Any]:
     from suite.against_engine import ENGINE_FLAGS, job
     from suite.processes import Engine
     from suite.recorder import Recorder, conversations, replay
-    from suite.stats import Spread, alternate, ratio
 
     episodes = job(str(TOKENIZER))
     asked = {f"t{n}-{s}": one for n, one in enumerate(episodes["asked"]) for s in range(episodes["samples"])}
@@ -341,7 +385,6 @@ async def on_engine(rounds: int) -> dict[str, Any]:
 
     async def with_agents(work: Any, url: str) -> dict[str, float]:
         async with driver(0, **shared) as agents:
-            await asyncio.sleep(2)  # for the process to start
             measured: dict[str, float] = await work(agents, url)
             return measured
 
@@ -370,49 +413,33 @@ async def on_engine(rounds: int) -> dict[str, Any]:
     }
 
 
-async def main() -> None:
+def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--sessions", type=int, default=256)
-    parser.add_argument("--turns", type=int, default=40)
+    parser.add_argument("--turns", type=int, default=40, help="at least 2")
     parser.add_argument("--kilobytes", type=float, default=78, help="size of the first request")
     parser.add_argument("--tokens", type=int, default=64, help="sampled tokens per turn")
-    parser.add_argument("--tokenizer", default=str(TOKENIZER))
+    parser.add_argument("--tokenizer", help=f"a folder; default: that of {FAMILY}")
     parser.add_argument("--engine", action="store_true", help="64 sessions on the lab's engine")
-    parser.add_argument("--rounds", type=int, default=5, help="runs in each way on the engine")
+    parser.add_argument("--rounds", type=int, help="runs in each way; default: 1, and 5 on the engine")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--drive", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.drive:
-        return await drive()
+        return asyncio.run(drive())
+    options.rounds = options.rounds or (5 if options.engine else 1)
     logging.disable(logging.WARNING)  # the policy's template renders no tools, which is logged every time
-    if options.engine:
-        measured = await on_engine(options.rounds)
-        if options.json:
-            print(json.dumps(measured))
-            return None
-        for way, figures in measured.items():
-            shown = "".join(f"{name:>16} {spread['median']:8.2f}" for name, spread in figures.items())
-            print(f"{way:>8}{shown}")
-        return None
-    stay_on(1)
-    tokenizer = tokenizer_from(options.tokenizer)
-    turns_script = script(tokenizer, options.tokens)
-
-    def engine() -> ScriptedEngine:
-        return ScriptedEngine(turns_script, options.turns - 1)
-
-    strands = [await in_process(tokenizer, engine(), options) for _ in range(2)][1]
-    found = await over_http(tokenizer, engine(), options)
-    found |= {"strands_ms_per_turn": strands, "over_strands": found["ms_per_turn"] / strands}
+    found = asyncio.run(on_engine(options.rounds)) if options.engine else on_script(options)
     if options.json:
-        print(json.dumps({name: round(value, 3) for name, value in found.items()}))
+        print(json.dumps(found))
         return None
-    print(f"{options.sessions} sessions of {options.turns} turns, first request {options.kilobytes:g} kB")
-    for name, value in found.items():
-        print(f"{name:>22}{value:>12,.2f}")
+    for way, figures in found.items():
+        print(way)
+        for name, value in figures.items() if "median" not in figures else [("", figures)]:
+            print(f"{name:>22}{value['median'] if isinstance(value, dict) else value:>12,.3f}")
     return None
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    main()
