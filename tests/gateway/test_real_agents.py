@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from strands_sglang import SGLangClient, SGLangModel, replay, rollout
-from strands_sglang.gateway import AgentProcess, Network
+from strands_sglang.gateway import AgentProcess, Gateway, Network
 from strands_sglang.proof import verify
 from strands_sglang.proof.rescore import RescoreVerdict, rescore
+from strands_sglang.provider.episode import EpisodeTokens
 from strands_sglang.runs import EndReason, Limits, ReplayVerdict
 from support.examples import SOAK, size
 from support.families import tokenizer
+from support.gateway.agents import WireAgent
+from support.gateway.agents_script import agents_script
 from support.gateway.sdk_programs import COMMANDS, is_installed
 from support.lab_servers import LAB, LabProcess
 
@@ -96,21 +100,53 @@ async def test_another_model_is_asked_at_the_address_of_the_session(tool_policy:
     assert replayed.verdict is ReplayVerdict.IDENTICAL, replayed
 
 
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_disconnect_ends_the_turn_on_the_engine(streams: bool, tiny_qwen3: LabProcess) -> None:
+    client, given = SGLangClient(tiny_qwen3.url), tokenizer("qwen3")
+    model = SGLangModel(client=client, tokenizer=given, sampling_params={"max_new_tokens": 3500, "ignore_eos": True})
+
+    async def running() -> int:
+        return sum((await client.control.open_requests()).values())
+
+    episode = EpisodeTokens("task/0")
+    async with (
+        client,
+        Gateway() as gateway,
+        aiohttp.ClientSession() as http,
+        gateway.session(model, episode) as session,
+    ):
+        agent = WireAgent(http, gateway.base_url(session), "chat", streams=streams)
+        agent.say("Tell a long story.")
+        asking = asyncio.ensure_future(agent.ask())
+        while not await running():
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        assert await running() == 1 and not asking.done()
+        closed = time.monotonic()
+        asking.cancel()
+        while await running():
+            await asyncio.sleep(0.01)
+        seconds = time.monotonic() - closed
+        print(f"aborted after {seconds:.2f} s")
+        assert seconds < size(10.0, 1.0)  # in CI the machine may be busy; the whole reply takes longer than that
+        assert len(episode.tree) == 0
+        agent.more = {"max_tokens": 4}
+        await agent.ask()
+        (turn,) = episode.tree
+        assert len(turn.sampled) == 4 and not turn.rejected
+        assert [sum(trajectory.loss_mask) for trajectory in episode.trajectories()] == [4]
+
+
 @pytest.mark.soak
 async def test_claude_code_on_a_real_engine(smollm2: LabProcess, tmp_path: Path) -> None:
     """Two invocations, the second of which continues the conversation of the first; its answers are nonsense."""
-    loader = importlib.machinery.SourceFileLoader(
-        "agents_script", str(Path(__file__).parents[2] / "scripts" / "agents")
-    )
-    script = importlib.util.module_from_spec(importlib.util.spec_from_loader("agents_script", loader))  # type: ignore[arg-type]
-    sys.modules["agents_script"] = script  # where its dataclasses look for their annotations
-    loader.exec_module(script)
+    script = agents_script()
     claude = script.program("claude")
     assert Path(claude).exists(), "run scripts/agents --install agents"
     told = f"{claude} -p 'What is a prime number?' {{0}} && {claude} -c -p 'Give an example.' {{0}}"
     command = ["sh", "-c", told.format("--output-format json --dangerously-skip-permissions")]
     run = await rollout(
-        script.build("claude-code", script.Agent(command, {"IS_SANDBOX": "1"}), tmp_path),
+        script.build(script.Agent(command, {"IS_SANDBOX": "1"}), tmp_path),
         ["What is a prime number?"],
         tokenizer=tokenizer("smollm2"),
         client=SGLangClient(smollm2.url),
