@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 from strands import ToolContext, tool
+from strands.types.tools import AgentTool
+from strands.vended_tools.file_editor import make_file_editor
 from strands.vended_tools.shell import make_shell
 
 from strands_sglang import SGLangClient, SGLangModel
 from strands_sglang.proof.verify import verify
 from strands_sglang.runs import EndReason, Limits, ReplayVerdict, Task, replay, rollout
 from strands_sglang.tools import SandboxLimits, ShellSandbox
+from strands_sglang.tools.bubblewrap import WORKSPACE
 from support.examples import size
 from support.lab_servers import LabProcess
 from support.rollout_agent import SAMPLING, TOKENIZER, TURNS, agent_for, score, tasks
@@ -37,17 +40,28 @@ async def calculator(expression: str, tool_context: ToolContext) -> str:
     Args:
         expression: Such as `615 * 17`.
     """
-    shell = make_shell()  # the SDK's tool, which finds the sandbox of the agent
-    call: Any = {"toolUseId": "1", "name": "shell", "input": {"command": f"echo $(({expression})) | tee -a log"}}
-    state = {"agent": tool_context.agent}
-    events = [event async for event in shell.stream(call, state)]
+    program = f"{WORKSPACE}/sum.sh"
+    await of_the_sdk(make_file_editor(), tool_context, command="create", path=program, file_text="echo $((SUM))\n")
+    await of_the_sdk(
+        make_file_editor(), tool_context, command="str_replace", path=program, old_str="SUM", new_str=expression
+    )
+    seen = await of_the_sdk(make_file_editor(), tool_context, command="view", path=program)
+    assert expression in seen
+    said = await of_the_sdk(make_shell(), tool_context, command="sh sum.sh | tee -a log; rm sum.sh")
     result = await tool_context.agent.sandbox.execute("tail -n 1 log")
-    assert result.stdout.strip() in str(events[-1])
+    assert result.stdout.strip() in said
     return str(result.stdout).strip()
 
 
+async def of_the_sdk(made: AgentTool, context: ToolContext, **given: Any) -> str:
+    """Return what a tool of the SDK answers, which finds the sandbox of the agent."""
+    call: Any = {"toolUseId": "1", "name": made.tool_name, "input": given}
+    events = [event async for event in made.stream(call, {"agent": context.agent})]
+    return str(events[-1])
+
+
 def build(task: Task, model: SGLangModel) -> Any:
-    box = QuietSandbox(limits=SandboxLimits(seconds=60))
+    box = QuietSandbox(limits=SandboxLimits(seconds=60), concurrency=EPISODES)
     return agent_for(model, tools=[calculator], sandbox=box)
 
 

@@ -30,7 +30,7 @@ from strands.sandbox.posix_shell import PosixShellSandbox, validate_env_keys
 from strands.sandbox.types import ExecutionResult, FileInfo, StreamChunk
 from strands.types.tools import AgentTool
 
-from strands_sglang._checks import check_number
+from strands_sglang._checks import check_int, check_number
 from strands_sglang.engine.connections import Slots
 from strands_sglang.errors import SandboxUnavailableError
 from strands_sglang.tools.bubblewrap import find_bubblewrap, probe_privileges
@@ -43,7 +43,7 @@ _RUNNER = Path(__file__).with_name("command_runner.py").read_text()
 _AT_ONCE = max(4, 2 * (os.cpu_count() or 1))
 _POLL_SECONDS = 0.005  # while another call uses the same sandbox
 _KILLED = 137  # exit status of a command that a limit ended
-_slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Slots] = weakref.WeakKeyDictionary()
+_slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, Slots]] = weakref.WeakKeyDictionary()
 
 
 class ShellSandbox(PosixShellSandbox):
@@ -60,6 +60,7 @@ class ShellSandbox(PosixShellSandbox):
         self,
         *,
         limits: SandboxLimits | None = None,
+        concurrency: int | None = None,
         python: str = "",
         bwrap: str = "bwrap",
         privileges: Privileges | None = None,
@@ -68,6 +69,8 @@ class ShellSandbox(PosixShellSandbox):
 
         Args:
             limits: Resource limits of one call; None: the defaults, with 60 seconds.
+            concurrency: Maximum number of concurrent calls per event loop, of all objects that are made with this
+                number; None: twice the number of processors, but at least 4.
             python: Path of the interpreter that starts the commands; empty: the one of this process.
             bwrap: Name or path of bubblewrap.
             privileges: Privileges to start bubblewrap with; None: the best that work.
@@ -76,9 +79,12 @@ class ShellSandbox(PosixShellSandbox):
             SandboxUnavailableError: bubblewrap is not installed or cannot create a sandbox on this machine, or the
                 machine has no /bin/sh and /bin/tar.
         """
+        check_int("concurrency", concurrency)
         self.limits = limits or SandboxLimits(seconds=60)
+        self.concurrency = concurrency or _AT_ONCE
         self._settings: dict[str, Any] = {
             "limits": self.limits,
+            "concurrency": concurrency,
             "python": python,
             "bwrap": bwrap,
             "privileges": privileges,
@@ -161,7 +167,8 @@ class ShellSandbox(PosixShellSandbox):
         validate_env_keys(env or {})
         check_number("timeout", timeout, finite=True)
         limits = replace(limits, seconds=min(limits.seconds, timeout or limits.seconds))
-        slots = _slots.setdefault(asyncio.get_running_loop(), Slots(_AT_ONCE))
+        of_loop = _slots.setdefault(asyncio.get_running_loop(), {})
+        slots = of_loop.setdefault(self.concurrency, Slots(self.concurrency))
         async with self._alone():
             if not slots.take():
                 await slots.wait()
