@@ -4,32 +4,49 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from strands import tool
 
-from strands_sglang import SGLangClient
+from strands_sglang import SGLangClient, SGLangModel
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.proof.verify import verify
-from strands_sglang.runs import Limits, MaxStaleness, RunOptions, rollout
+from strands_sglang.runs import Limits, MaxStaleness, RunOptions, Task, rollout
 from strands_sglang.trainers.rows import branches_of
 from strands_sglang.trainers.slime import slime_rollout
 from strands_sglang.trainers.trl import trl_rollout
 from strands_sglang.trainers.trl.batch import MaskReason
 from support.examples import size
-from support.lab_servers import LabProcess
-from support.rollout_agent import SAMPLING, TOKENIZER, TURNS, WAYS, build, score, tasks
+from support.lab_servers import LabProcess, task
+from support.rollout_agent import (
+    SAMPLING,
+    TOKENIZER,
+    TURNS,
+    WAYS,
+    agent_for,
+    asking,
+    build,
+    calculator,
+    score,
+    tasks,
+)
 from support.trainers.slime_mirror import Sample
 from support.trainers.slime_validation import validate_sample
 from support.trainers.trl_doubles import Trainer
 
 pytestmark = [pytest.mark.engine, pytest.mark.own_servers]
 
-TASKS, UPDATES = size(12, 64), 5
+TASKS = size(12, 64)
 LIMIT = 1
+VERSIONS = ["default", "1", "2", "3", "4", "5"]
+"""Those of five updates, oldest first. The first is what a server reports before any."""
+HELD = ("t0", "g0")
+"""The first task, here and in slime. Its calculator answers only after two updates: its first turns become too old."""
 
 
 @pytest.fixture(autouse=True)
@@ -45,23 +62,47 @@ async def update(client: SGLangClient, version: str) -> None:
     assert result.ok, result.message
 
 
-class CountingClient(SGLangClient):
-    """A client that counts its answers."""
+class UpdatedClient(SGLangClient):
+    """A client whose server gets all `VERSIONS`, one after the other."""
 
-    answers = 0
+    def __init__(self, url: str) -> None:
+        super().__init__(url, max_connections=64)
+        self.answers: Counter[str | None] = Counter()
+        self.twice = asyncio.Event()
+        """Set after two updates."""
+        self.held = 0
 
     async def generate(self, *args: Any, **kwargs: Any) -> Any:
         answer = await super().generate(*args, **kwargs)
-        self.answers += 1
+        self.answers.update(span.version for span in answer.versions[-1:])
         return answer
 
+    async def updates(self, calls: int) -> None:
+        """Update the weights after so many answers of each version; return when the last has answered too."""
+        try:
+            for number, version in enumerate(VERSIONS):
+                await update(self, version)
+                if number == 2:
+                    self.twice.set()
+                began = time.monotonic()
+                while self.answers[version] < (calls if version != VERSIONS[-1] else 1):
+                    assert time.monotonic() - began < 120, f"no answers of version {version}: {self.answers}"
+                    await asyncio.sleep(0.02)
+        finally:
+            self.twice.set()
 
-async def answered(client: CountingClient, calls: int) -> None:
-    """Return when the client has had so many more answers."""
-    began, before = time.monotonic(), client.answers
-    while client.answers - before < calls:
-        assert time.monotonic() - began < 120
-        await asyncio.sleep(0.02)
+    def build(self, given: Task, model: SGLangModel) -> Any:
+        """As `rollout_agent.build`, but the tool of the task `HELD` waits for the second update."""
+        if given.id not in HELD:
+            return build(given, model)
+
+        @tool(name="calculator", description=calculator.tool_spec["description"])
+        async def waiting(expression: str) -> str:
+            self.held += 1
+            await self.twice.wait()
+            return task.calculate(expression)
+
+        return asking(agent_for(model, tools=[waiting]), given)
 
 
 def check_export(directory: Path, episodes: Any) -> int:
@@ -75,25 +116,29 @@ def check_export(directory: Path, episodes: Any) -> int:
     for branch in branches_of(episodes):
         flat, event = branch.trajectory, decided[branch.episode]
         assert event is not None
+        now = VERSIONS.index(str(event.data["current"]))
         for number in set(flat.versions[flat.loss_mask == 1].tolist()):
-            oldest = max(oldest, int(event.data["current"]) - int(str(flat.version_names[number])))
+            oldest = max(oldest, now - VERSIONS.index(str(flat.version_names[number])))
     return oldest
 
 
-@pytest.mark.parametrize("action", ["drop", "retry", "mask"])
+DECIDED = {"drop": "dropped", "retry": "retried", "mask": "masked"}
+
+
+def decisions(directory: Path) -> dict[str, str]:
+    """Return what was decided about each episode."""
+    found = {one.id: one.staleness for one in Ledger(directory).episodes()}
+    return {id: str(event.data["decision"]) for id, event in found.items() if event is not None}
+
+
+@pytest.mark.parametrize("action", DECIDED)
 async def test_run_over_weight_updates(deterministic: LabProcess, tmp_path: Path, action: str) -> None:
-    client = CountingClient(deterministic.url, max_connections=64)
+    client = UpdatedClient(deterministic.url)
     async with client:
-        await update(client, "1")
-
-        async def updates() -> None:
-            for version in range(2, UPDATES + 2):
-                await answered(client, TASKS)
-                await update(client, str(version))
-
-        updating = asyncio.ensure_future(updates())
+        await update(client, VERSIONS[0])
+        updating = asyncio.ensure_future(client.updates(TASKS))
         run = await rollout(
-            build,
+            client.build,
             tasks(3 * TASKS if action == "drop" else TASKS, questions=3),  # some are left after the last update
             client=client,
             tokenizer=TOKENIZER,
@@ -107,16 +152,19 @@ async def test_run_over_weight_updates(deterministic: LabProcess, tmp_path: Path
             max_staleness=MaxStaleness(LIMIT, action, retries=8),
             options=RunOptions(preflight=False),
         )
-        updating.cancel()
-        await asyncio.wait({updating})
+        await updating
     versions = {version for record in Ledger(tmp_path / "run").episodes() for version in used(record)}
-    assert len(versions) > 3, versions
+    assert versions == set(VERSIONS) and client.held
     oldest = check_export(tmp_path / "run", run)
     assert oldest <= LIMIT and len(run) > 0
-    certificate = verify(tmp_path / "run")
-    print(f"{action}: versions {sorted(versions)}, {dict(certificate.staleness)}, {certificate.tokens.stale} stale of "
-          f"{certificate.tokens.sampled} tokens, oldest exported {oldest}")  # fmt: skip
+    certificate, decided = verify(tmp_path / "run"), decisions(tmp_path / "run")
+    print(f"{action}: {dict(certificate.staleness)}, {certificate.tokens.stale} stale of "
+          f"{certificate.tokens.sampled} tokens, oldest exported {oldest}, answers {dict(client.answers)}")  # fmt: skip
+    assert decided["t0/0"] == DECIDED[action]
+    assert certificate.staleness["kept"] > 0 and certificate.staleness == Counter(decided.values())
+    assert set(decided.values()) <= {"kept", "dropped", DECIDED[action]}
     if action == "mask":
+        assert certificate.tokens.stale > 0
         assert not run.metrics.groups_stale and len(run.groups) == TASKS
 
 
@@ -124,48 +172,40 @@ def used(record: Any) -> set[str]:
     return {span[0] for call in record.calls for span in call.data["versions"]}
 
 
-async def test_slime_rollout_over_weight_updates(deterministic: LabProcess, tmp_path: Path) -> None:
+@pytest.mark.parametrize("action", DECIDED)
+async def test_slime_rollout_over_weight_updates(deterministic: LabProcess, tmp_path: Path, action: str) -> None:
     """One sample per episode: old ones are kept out of the loss, or run again, or masked token by token."""
-    client = CountingClient(deterministic.url, max_connections=64)
+    client = UpdatedClient(deterministic.url)
     async with client:
         args = SimpleNamespace(hf_checkpoint=TOKENIZER, rollout_top_p=1.0, rollout_max_context_len=None)
-        sampling = {**SAMPLING, "max_new_tokens": 600}
-        removed = masked = 0
-        for action in ("drop", "retry", "mask"):
-            await update(client, "10")
-            generate = slime_rollout(
-                build, reward=score, client=client, tokenizer=TOKENIZER, directory=tmp_path / action,
-                task=lambda sample: sample.metadata["task"], limits=Limits(max_turns=3 * TURNS, max_new_tokens=64),
-                max_staleness=MaxStaleness(LIMIT, action, retries=8),
-            )  # fmt: skip
-            given = [Sample(index=number, group_index=number) for number in range(TASKS)]
-            for one, asked in zip(given, tasks(TASKS, questions=3), strict=True):
-                one.prompt, one.metadata = [{"role": "user", "content": "?"}], {"task": asked}
-            running = asyncio.gather(*(generate(args, one, dict(sampling)) for one in given))
-            for version in range(11, 11 + UPDATES):
-                more = asyncio.ensure_future(answered(client, TASKS // 2))
-                waiting: set[asyncio.Future[Any]] = {more, running}
-                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                more.cancel()
-                await update(client, str(version))
-            samples = await running
-            (directory,) = (tmp_path / action).iterdir()
-            decided = {record.id: record for record in Ledger(directory).episodes()}
-            for sample in samples:
-                validate_sample(sample)
-                about = sample.metadata["strands_sglang"]
-                event = decided[about["episode"]].staleness
-                assert event is not None
-                assert sample.remove_sample == (about["removed"] is not None)
-                if not sample.remove_sample:
-                    trained = [one for one in event.data["ages"] if action != "mask" or one[1] <= LIMIT]
-                    assert all(age <= LIMIT for _, age in trained)
-                    masked += event.data["decision"] == "masked"
-                removed += about["removed"] == "stale"
-            kinds = [record.staleness.data["decision"] for record in decided.values() if record.staleness]
-            assert action != "retry" or "retried" not in kinds or len(decided) > TASKS
-            print(f"slime, {action}: { ({kind: kinds.count(kind) for kind in kinds}) }")
-        assert removed + masked > 0
+        await update(client, VERSIONS[0])
+        generate = slime_rollout(
+            client.build, reward=score, client=client, tokenizer=TOKENIZER, directory=tmp_path,
+            task=lambda sample: sample.metadata["task"], limits=Limits(max_turns=3 * TURNS, max_new_tokens=64),
+            max_staleness=MaxStaleness(LIMIT, action, retries=8),
+        )  # fmt: skip
+        given = [Sample(index=number, group_index=number) for number in range(TASKS)]
+        for one, asked in zip(given, tasks(TASKS, questions=3), strict=True):
+            one.prompt, one.metadata = [{"role": "user", "content": "?"}], {"task": asked}
+        updating = asyncio.ensure_future(client.updates(TASKS // 3))
+        samples = await asyncio.gather(*(generate(args, one, {**SAMPLING, "max_new_tokens": 600}) for one in given))
+        await updating
+    (directory,) = tmp_path.iterdir()
+    events = {record.id: record.staleness for record in Ledger(directory).episodes()}
+    for sample in samples:
+        validate_sample(sample)
+        about = sample.metadata["strands_sglang"]
+        event = events[about["episode"]]
+        assert event is not None
+        assert sample.remove_sample == (about["removed"] is not None)
+        assert (about["removed"] == "stale") == (event.data["decision"] == "dropped")
+        if not sample.remove_sample:
+            trained = [one for one in event.data["ages"] if action != "mask" or one[1] <= LIMIT]
+            assert all(age <= LIMIT for _, age in trained)
+    decided = Counter(decisions(directory).values())
+    print(f"slime, {action}: {dict(decided)}, answers {dict(client.answers)}")
+    assert client.held and decided[DECIDED[action]] > 0
+    assert action != "retry" or len(events) > TASKS
 
 
 def test_trl_rollout_trains_no_older_tokens(deterministic: LabProcess, tmp_path: Path) -> None:

@@ -12,8 +12,10 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 LAB = Path(__file__).resolve().parents[2] / "lab"
 sys.path += [str(LAB), str(LAB / "tool_policy")]
@@ -111,7 +113,14 @@ def serve(model: str, logs: Path, *flags: str) -> LabProcess:
     return LabProcess(model, [str(LAB / "serve"), model, *flags], logs)
 
 
-def route(servers: list[LabProcess], logs: Path, policy: str = "cache_aware") -> LabProcess:
+class Server(Protocol):
+    """What a router sends requests to: a server of the lab, or something in front of it."""
+
+    @property
+    def url(self) -> str: ...
+
+
+def route(servers: Sequence[Server], logs: Path, policy: str = "cache_aware") -> LabProcess:
     urls = [server.url for server in servers]
     return LabProcess(f"router-{policy}", [str(LAB / "router"), *urls, "--policy", policy], logs, len(urls))
 

@@ -74,6 +74,17 @@ def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+def stdio_servers() -> int:
+    """Return how many servers over stdio are running, of this process or of any other."""
+    found = 0
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found += path.read_text().split("\0")[1:] == [PROGRAM, ""]
+        except OSError:  # it has just ended
+            continue
+    return found
+
+
 def until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
     """Wait for a condition; return whether it came true."""
     deadline = time.monotonic() + seconds
@@ -84,4 +95,12 @@ def until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
 
 def client_threads() -> list[str]:
     """Return the threads that MCP clients and what closes them run in."""
-    return [one.name for one in threading.enumerate() if "_background_task" in one.name or "mcp" in one.name]
+    frames = sys._current_frames()
+
+    def runs_a_client(thread: threading.Thread) -> bool:
+        frame = frames.get(thread.ident or 0)
+        while frame is not None and frame.f_code.co_name != "_background_task":  # its name does not tell
+            frame = frame.f_back
+        return frame is not None
+
+    return [one.name for one in threading.enumerate() if "mcp" in one.name or runs_a_client(one)]

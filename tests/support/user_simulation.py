@@ -16,8 +16,6 @@ from typing import Any
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a program has only its own folder on the path
 
-from strands.models.openai import OpenAIModel
-
 from strands_sglang import SGLangClient, SGLangModel
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.runs import Limits, RunResult, Task, rollout
@@ -35,14 +33,16 @@ SETTINGS: dict[str, Any] = {
 def user_on(url: str, kind: str) -> Any:
     """Return a model that samples at a high temperature: asked again, it says something else."""
     if kind == "openai":
+        from strands.models.openai import OpenAIModel  # the environments of trainers do not have it
+
         client = {"base_url": f"{url}/v1", "api_key": "none", "max_retries": 0}
         return OpenAIModel(client_args=client, model_id="default", params={"temperature": 1.5, "max_tokens": 400})
     sampling = {"temperature": 1.5, "max_new_tokens": 400}
     return SGLangModel(base_url=url, tokenizer=TOKENIZER, sampling_params=sampling)
 
 
-def build(task: Task, model: Any, models: Any) -> Any:
-    agent, user = agent_for(model, name="policy"), agent_for(models["user"], name="user", tools=[])
+def build(task: Task, model: Any, models: Any, **settings: Any) -> Any:
+    agent, user = agent_for(model, name="policy", **settings), agent_for(models["user"], name="user", tools=[])
 
     async def talk() -> str:
         asked = str(task.prompt)

@@ -23,6 +23,8 @@ class Passed:
     output_ids: list[int]
     logprobs: list[float]
     routing_key: str
+    session: str | None
+    """Its session of the prefix cache; None: none."""
 
 
 class Tap(LoopThread):
@@ -63,4 +65,5 @@ class Tap(LoopThread):
     def _note(self, asked: dict[str, Any], answered: dict[str, Any], routing_key: str) -> None:
         meta = answered["meta_info"]
         logprobs = [entry[0] for entry in meta["output_token_logprobs"]]
-        self.calls[asked["rid"]] = Passed(asked["input_ids"], answered["output_ids"], logprobs, routing_key)
+        sampled, session = answered["output_ids"], asked.get("session_id")
+        self.calls[asked["rid"]] = Passed(asked["input_ids"], sampled, logprobs, routing_key, session)

@@ -1,7 +1,9 @@
 """Load exported trajectories with the formats' own classes; run in their environments (`scripts/setup-trainers`).
 
-PYTHON tests/support/trainers/format_checks.py formats FOLDER    # harbor and openenv
-PYTHON tests/support/trainers/format_checks.py trl FOLDER        # trl
+PYTHON tests/support/trainers/format_checks.py formats FOLDER...    # harbor and openenv
+PYTHON tests/support/trainers/format_checks.py trl FOLDER...        # trl
+
+What was found in each folder is a line of JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ def formats(folder: Path) -> None:
     from harbor.utils.trajectory_validator import TrajectoryValidator
     from openenv.core.harness.training import TrainingTrace
 
-    tokens = trained = steps = 0
+    tokens = trained = steps = partly = 0
     paths = sorted((folder / "atif").iterdir())
     for path in paths:
         validator = TrajectoryValidator()
@@ -32,14 +34,18 @@ def formats(folder: Path) -> None:
                     count = len(step.metrics.completion_token_ids or ())
                     assert count == step.metrics.completion_tokens == len(step.metrics.logprobs or ())
                     tokens += count
-                    trained += count if (step.extra or {})["trained"] else 0
+                    about = step.extra or {}
+                    mask = about.get("loss_mask", [int(about["trained"])] * count)
+                    assert len(mask) == count and about["trained"] == any(mask)
+                    partly += "loss_mask" in about
+                    trained += sum(mask)
     masks = turns = 0
     lines = (folder / "traces.jsonl").read_bytes().splitlines()
     for line in lines:
         trace = TrainingTrace.model_validate_json(line)
         turns += len(trace.turns)
         masks += sum(sum(turn.loss_mask) for turn in trace.turns)
-    found = {"documents": len(paths), "steps": steps, "tokens": tokens, "trained": trained}
+    found = {"documents": len(paths), "steps": steps, "tokens": tokens, "trained": trained, "partly": partly}
     print(json.dumps({**found, "traces": len(lines), "turns": turns, "masks": masks}))
 
 
@@ -81,4 +87,5 @@ def trl(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    {"formats": formats, "trl": trl}[sys.argv[1]](Path(sys.argv[2]))
+    for folder in sys.argv[2:]:
+        {"formats": formats, "trl": trl}[sys.argv[1]](Path(folder))

@@ -27,11 +27,14 @@ from strands_sglang.proof.verify import verify
 from support.examples import size
 from support.lab_servers import LAB, LabProcess
 from support.trainers.notebook import run_notebook
+from support.user_simulation import ROUNDS
 
 pytestmark = [pytest.mark.engine, pytest.mark.own_servers]
 
 ROOT = LAB.parent
 EXAMPLE = ROOT / "examples" / "trl_calculator" / "train.py"
+EXTENDED = ROOT / "tests" / "support" / "trainers" / "trl_training.py"
+"""The same with other models and a limit of staleness."""
 NOTEBOOK = ROOT / "examples" / "tutorial" / "tutorial.ipynb"
 MODEL = str(LAB / "tool_policy" / "canonical")
 STEPS, GROUPS, SAMPLES = size(4, 10), 4, 8
@@ -75,10 +78,12 @@ def run(command: list[str], seconds: float = 240) -> str:
     return done.stdout
 
 
-def train(python: list[str], url: str, folder: Path, *options: str, seconds: float = 240) -> list[dict[str, Any]]:
+def train(
+    python: list[str], url: str, folder: Path, *options: str, seconds: float = 240, program: Path = EXAMPLE
+) -> list[dict[str, Any]]:
     report = folder / "report.json"
     where = ["--url", url, "--model", MODEL, "--runs", str(folder / "runs"), "--report", str(report)]
-    run([*python, str(EXAMPLE), *where, *options], seconds)
+    run([*python, str(program), *where, *options], seconds)
     logged: list[dict[str, Any]] = [line for line in json.loads(report.read_text()) if "loss" in line]
     return logged
 
@@ -186,6 +191,24 @@ def test_two_seeds_of_twenty_steps(python: str, server: LabProcess, tmp_path: Pa
         values, sizes = sum(one.trainer_values for one in certificates), [(one / TRAINER_FILE).stat() for one in runs]
         print(f"seed {seed}: {values} values agree with 20 ledgers; {sum(one.st_size for one in sizes)} bytes")
     assert found[0] != found[1]
+
+
+def test_other_models_and_old_weights(python: str, server: LabProcess, tmp_path: Path) -> None:
+    """A simulated user is in the conversations and not trained; nor is what weights sampled that came back."""
+    options = ["--steps", "2", "--groups", "1", "--models", server.url, "--max-staleness", "0"]
+    logged = train([python], server.url, tmp_path, *options, program=EXTENDED)
+    assert [line["rollout/stale_groups"] for line in logged] == [0.0, 1.0]
+    assert all(math.isfinite(line["loss"]) and math.isfinite(line["grad_norm"]) for line in logged)
+    fresh, old = runs = sorted((tmp_path / "runs").iterdir())
+    certificates = [verify(directory) for directory in runs]
+    assert all(one.proved for one in certificates), [one.text() for one in certificates]
+    assert [dict(one.staleness) for one in certificates] == [{"kept": SAMPLES}, {"dropped": SAMPLES}]
+    assert certificates[0].other_models == {"user": SAMPLES * (ROUNDS + 1)}
+    assert certificates[0].tokens.sampled == certificates[0].tokens.trained == trained_in(fresh)
+    assert trained_in(fresh) / SAMPLES == pytest.approx(logged[0]["completions/mean_length"])
+    assert 0.0 < logged[0]["sampling/sampling_logp_difference/mean"] <= 1e-3
+    assert versions_in(old) > versions_in(fresh), "both versions sampled in the second step"
+    assert certificates[1].tokens.trained == 0 and logged[0]["grad_norm"] > 0 == logged[1]["grad_norm"]
 
 
 @pytest.mark.soak
