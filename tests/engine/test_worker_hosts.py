@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -52,9 +53,17 @@ def test_headers_of_a_worker(base: str, listed: list[str] | None, worker: str, s
     else:
         with pytest.raises(RequestRejectedError, match=f"worker_hosts=.*'{url.host}'"):
             hosts.headers_for(url)
+    assert hosts.owns(url) is (sent is True)
     advice = hosts.advice([URL(base), url])
     assert (advice == "") is (sent is True) and (sent is True or f"'{url.host}'" in advice)
     assert sent is None or not WorkerHosts(URL(base), listed, {}).advice([url])  # there is nothing to withhold
+
+
+def test_workers_of_slime_are_listed() -> None:
+    """Its engines are started and registered with the router by slime itself."""
+    args = SimpleNamespace(sglang_router_ip="10.0.0.1", sglang_router_port=3000)
+    assert SGLangClient.from_slime_args(args)._hosts.owns(URL("http://10.0.0.2:15000"))
+    assert not SGLangClient.from_slime_args(args, worker_hosts=[])._hosts.owns(URL("http://10.0.0.2:15000"))
 
 
 @pytest.mark.parametrize("listed", ["10.0.0.2", ["http://10.0.0.2"], ["10.0.0.2:30000"], [""], [7]])
@@ -77,10 +86,12 @@ def router(listed: list[Any]) -> ScriptedServer:
     return ScriptedServer(handle)
 
 
-async def call(url: str, worker_hosts: Collection[str] | None = None, stream: bool = False) -> None:
-    """Make a call that a router cannot forward completely."""
+async def call(url: str, worker_hosts: Collection[str] | None = None, stream: bool = False, **asked: Any) -> None:
+    """Make a call that a router cannot forward completely: with kept sets, unless something else is asked."""
     async with SGLangClient(url, api_key=KEY, worker_hosts=worker_hosts, max_retries=0) as client:
-        if stream:
+        if asked:
+            await client.generate([2], {"max_new_tokens": 4}, **asked)
+        elif stream:
             _ = [chunk async for chunk in client.stream([2], {"max_new_tokens": 4}, kept_sets=True)]
         else:
             await client.generate([2], {"max_new_tokens": 4}, kept_sets=True)
@@ -94,14 +105,13 @@ def samples(wire: Wire) -> Any:
 @pytest.mark.parametrize(
     ("reply", "worker_hosts", "keys", "error"),
     [
-        (samples, None, [None], None),
+        (samples, None, [], rf"no prompts are sent .* pass SGLangClient\(worker_hosts=\['{OTHER}'\]\)"),
         (samples, [OTHER], [HEADERS["Authorization"]], None),
-        (samples, [], [], rf"its host is not listed \| .*worker_hosts=\['{OTHER}'\]"),
-        (refuses(401), None, [None], rf"401: words \| the API key is not sent there: .*worker_hosts=\['{OTHER}'\]"),
+        (samples, [], [], rf"no prompts are sent .* pass SGLangClient\(worker_hosts=\['{OTHER}'\]\)"),
         (refuses(401), [OTHER], [HEADERS["Authorization"]], r"401: words \| pass api_key="),
     ],
 )
-async def test_key_is_sent_to_listed_hosts_alone(
+async def test_prompts_and_key_are_sent_to_listed_hosts_alone(
     reply: Reply,
     worker_hosts: list[str] | None,
     keys: list[str | None],
@@ -124,6 +134,32 @@ async def test_key_is_sent_to_listed_hosts_alone(
     assert [f"worker_hosts=['{OTHER}']" in text for text in warnings if "are not sent to" in text] == [True] * len(
         [] if worker_hosts == [OTHER] else (False, True) if error else (False,)
     )
+
+
+@pytest.mark.parametrize("asked", [{"session": "s"}, {"return_routed_experts": True}])
+async def test_only_a_session_goes_through_the_router_instead(
+    asked: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens are the same without it; an answer without what else was asked is of no use."""
+    monkeypatch.setattr(module, "_LOOPBACK", frozenset())
+    with in_turn(samples) as worker, router([{"url": f"http://{OTHER}:{worker.port}"}]) as front:
+        if "session" in asked:
+            await call(front.url, **asked)
+        else:
+            with pytest.raises(RequestRejectedError, match=rf"worker_hosts=\['{OTHER}'\]"):
+                await call(front.url, **asked)
+        assert not worker.generates() and len(front.generates()) == 1 + ("session" in asked)
+    told = [record.getMessage() for record in caplog.records if "go through the router" in record.getMessage()]
+    assert [f"worker_hosts=['{OTHER}']" in text for text in told] == [True] * ("session" in asked)
+
+
+async def test_only_workers_on_hosts_of_the_user_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LOOPBACK", frozenset())
+    with in_turn(samples) as worker:
+        with router([{"url": f"http://{OTHER}:{worker.port + 1}"}, {"url": worker.url}]) as front:
+            for number in range(8):
+                await call(front.url, kept_sets=True, routing_key=f"e{number}")
+        assert len(worker.generates()) == 8
 
 
 @pytest.mark.parametrize(

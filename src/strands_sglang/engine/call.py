@@ -2,7 +2,7 @@
 
 `WorkerPin` chooses the worker of a call if the router would drop what the call asks for: sglang-router 0.3.2 forwards
 only the fields it knows, and drops the requests for computed ids, kept sets and routed experts. Such a call is sent to
-a worker itself, the same one for the same routing key while it is healthy.
+a worker itself, the same one for the same routing key while it is healthy, if the worker's host is the user's.
 
 Invariants: an attempt that ends without an answer is aborted on the engine. Calls that need nothing special, and calls
 to a server or to a router that forwards everything, are never redirected; only workers that the router lists are used.
@@ -15,6 +15,7 @@ import hashlib
 import logging
 import time
 import weakref
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -41,6 +42,7 @@ from strands_sglang.engine.protocol import AbortPolicy, FinishReason, Generation
 from strands_sglang.engine.request import GenerateRequest
 from strands_sglang.engine.response import TransientFault
 from strands_sglang.engine.retry import RetryPolicy, ServerRetries
+from strands_sglang.engine.worker_hosts import WorkerHosts
 from strands_sglang.errors import (
     AttemptTimeoutError,
     CallCancelledError,
@@ -63,25 +65,60 @@ _PROBE = {
 class WorkerPin:
     """Chooses the address of calls that a router might not forward completely."""
 
-    def __init__(self, base: URL, directory: WorkerDirectory) -> None:
-        self._base, self._directory = base, directory
+    def __init__(self, base: URL, directory: WorkerDirectory, hosts: WorkerHosts) -> None:
+        self._base, self._directory, self._hosts = base, directory, hosts
         self._generate = base / "generate"
         self._drops: bool | None = None
+        self._warned = False
         self._probes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Future[bool | None]] = (
             weakref.WeakKeyDictionary()
         )
 
-    async def url(self, pool: LoopPool, key: str, *, again: bool) -> URL:
-        """Return the address to send a call to; `again`: list the workers once more, one may be gone."""
+    async def url(self, pool: LoopPool, key: str, *, needed: bool, again: bool) -> URL:
+        """Return the address to send a call to.
+
+        Args:
+            pool: Connections of this event loop.
+            key: Routing key of the call.
+            needed: Whether its answer is of no use without the fields that a router may drop.
+            again: Whether to list the workers once more, because one may be gone.
+
+        Raises:
+            RequestRejectedError: The call must go to a worker, and none is on a host of the user.
+        """
         if self._drops is None:
             self._drops = await self._probe_once(pool)
         if not self._drops:
             return self._generate
         workers = await self._directory.workers(pool, fresh=again)
-        healthy = [worker for worker in workers if worker.healthy] or list(workers)
+        ours = [worker for worker in workers if self._hosts.owns(URL(worker.url))]
+        if len(ours) < len(workers):
+            self._tell(workers, left=len(ours), needed=needed)
+        healthy = [worker for worker in ours if worker.healthy] or ours
         if not healthy:
             return self._generate
         return URL(max(healthy, key=lambda worker: _rank(key, worker)).url) / "generate"
+
+    def _tell(self, workers: Sequence[Worker], *, left: int, needed: bool) -> None:
+        """Log once that some workers receive no prompts; raise if `needed` and none does."""
+        option = self._hosts.option(url for worker in workers if not self._hosts.owns(url := URL(worker.url)))
+        if needed and not left:
+            raise RequestRejectedError(
+                f"the router {self._base} drops what the call asks for (kept sets, routed experts, or the ids computed "
+                f"for images), and no prompts are sent to its workers, whose hosts are not listed | if they are yours, "
+                f"pass {option}"
+            )
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "base_url=<%s>, workers=<%d>, listed=<%d> | the router drops fields of some calls, and no prompts are "
+                "sent to workers whose hosts are not listed: these calls go to the listed ones, or, if there are none, "
+                "go through the router without a session of the prefix cache; pass %s if the others are yours",
+                self._base,
+                len(workers),
+                left,
+                option,
+            )
 
     async def _probe_once(self, pool: LoopPool) -> bool | None:
         running = self._probes.get(pool.loop)
@@ -224,7 +261,8 @@ class Call:
 
     async def _choose_worker(self) -> None:
         if self._pin is not None:
-            self._url = await self._pin.url(self._pool, self._headers[ROUTING_HEADER], again=self._requests > 0)
+            key, again = self._headers[ROUTING_HEADER], self._requests > 0
+            self._url = await self._pin.url(self._pool, key, needed=self._request.needs_more, again=again)
         if self._used is not None:
             self._used.add(self._url.parent)
 

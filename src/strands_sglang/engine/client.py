@@ -97,8 +97,8 @@ class SGLangClient:
                 may be wrong; None: until `max_retries`.
             sampling_names: Sampling parameters that this server supports in addition to SGLang's; others are refused.
             worker_hosts: Hosts (or patterns like "10.0.0.*") of the router's workers, besides the host of `base_url`.
-                Workers there receive the API key and headers, and nothing is sent to others. None: workers on other
-                hosts receive requests without the API key and headers.
+                Workers there receive prompts, the API key and headers, and nothing is sent to others. None: workers on
+                other hosts receive control requests without the API key and headers.
             session_cache: Whether every episode is a session of the engine's prefix cache, which then drops the prompts
                 of finished episodes before those of running ones. The server needs `--enable-session-radix-cache`.
         """
@@ -139,13 +139,17 @@ class SGLangClient:
         self.sampling_names = KNOWN.union(sampling_names)
         self._hosts = WorkerHosts(self._url, worker_hosts, self._headers)
         self._directory = WorkerDirectory(self._url, self._hosts)
-        self._pin = WorkerPin(self._url, self._directory)
+        self._pin = WorkerPin(self._url, self._directory, self._hosts)
         self._pools = Pools(self._make_pool)
 
     @classmethod
     def from_slime_args(cls, args: Any, **settings: Any) -> SGLangClient:
-        """Create a client for the router and the concurrency given by slime's parsed arguments."""
-        return cls(**{"max_retries": MAX_RETRIES, **settings_from_slime_args(args), **settings})
+        """Create a client for the router and the concurrency given by slime's parsed arguments.
+
+        slime starts the engines and registers them with its router, so they count as listed, on whichever hosts.
+        """
+        usual: dict[str, Any] = {"max_retries": MAX_RETRIES, "worker_hosts": ["*"]}
+        return cls(**{**usual, **settings_from_slime_args(args), **settings})
 
     def at(self, base_url: str, **settings: Any) -> SGLangClient:
         """Return a client of one worker of a router, with the settings of this one and the headers it may receive."""

@@ -171,10 +171,14 @@ class GenerateRequest:
             raise ConfigurationError(f"extra must not contain {names}: the client sets it")
 
     @property
-    def asks_for_more(self) -> bool:
+    def needs_more(self) -> bool:
         """Whether the answer must have something that not every router asks the engine for."""
-        more = self.kept_sets or bool(self._image_data) or self.experts_start is not None
-        return more or self.session is not None
+        return self.kept_sets or bool(self._image_data) or self.experts_start is not None
+
+    @property
+    def asks_for_more(self) -> bool:
+        """Whether the request has a field that not every router forwards, needed or not."""
+        return self.needs_more or self.session is not None
 
     def rid(self, attempt: int) -> str:
         """Return the request id of an attempt (counted from 0)."""

@@ -3,8 +3,9 @@
 A router lists the addresses of its workers, and some requests are sent to the workers themselves (`control.py`,
 `call.py`). A router that is hostile, or set up for another network, lists hosts that the user never meant.
 
-Invariant: the headers of a client (its API key among them) are sent only to the host of `base_url` and to the hosts in
-`worker_hosts`. Nothing is sent to other hosts if `worker_hosts` is given, or unencrypted if `base_url` is https.
+Invariant: prompts and the headers of a client (its API key among them) are sent only to the host of `base_url` and to
+the hosts in `worker_hosts`. Nothing is sent to other hosts if `worker_hosts` is given, or unencrypted if `base_url` is
+https.
 """
 
 from __future__ import annotations
@@ -41,19 +42,26 @@ class WorkerHosts:
 
     def headers_for(self, url: URL) -> Mapping[str, str]:
         """Return the client's headers for a request; RequestRejectedError if it must not be sent."""
-        host, base = str(url.host), self._base
-        if any(fnmatchcase(host, pattern) for pattern in self._listed):
+        if self.owns(url):
             return self.headers
-        encrypted = url.scheme == "https" or base.scheme != "https"
-        if encrypted and (host == base.host or {host, base.host} <= _LOOPBACK):
-            return self.headers
+        encrypted = self._encrypted(url)
         if encrypted and not self._only_listed:
             return _NO_HEADERS
         problem = "its host is not listed" if encrypted else "it is not encrypted, and base_url is https"
         raise RequestRejectedError(
-            f"nothing is sent to the worker {url.origin()} of the router {base}: {problem} | if it is yours, pass "
-            f"SGLangClient({self._option([url])})"
+            f"nothing is sent to the worker {url.origin()} of the router {self._base}: {problem} | if it is yours, "
+            f"pass {self.option([url])}"
         )
+
+    def owns(self, url: URL) -> bool:
+        """Return whether a host is the user's: that of `base_url`, or a listed one. Only these receive prompts."""
+        host, base = str(url.host), str(self._base.host)
+        if any(fnmatchcase(host, pattern) for pattern in self._listed):
+            return True
+        return self._encrypted(url) and (host == base or {host, base} <= _LOOPBACK)
+
+    def _encrypted(self, url: URL) -> bool:
+        return url.scheme == "https" or self._base.scheme != "https"
 
     def advice(self, urls: Iterable[URL]) -> str:
         """Return the option with which workers receive the client's headers; "" if they do, or there are none."""
@@ -64,10 +72,11 @@ class WorkerHosts:
                     others.append(url)
             except RequestRejectedError:
                 others.append(url)
-        return f"SGLangClient({self._option(others)})" if others else ""
+        return self.option(others) if others else ""
 
-    def _option(self, others: Iterable[URL]) -> str:
-        return f"worker_hosts={sorted({*self._listed, *(str(url.host) for url in others)})}"
+    def option(self, others: Iterable[URL]) -> str:
+        """Return the option with which the hosts of these workers are listed, too."""
+        return f"SGLangClient(worker_hosts={sorted({*self._listed, *(str(url.host) for url in others)})})"
 
 
 def _bare(host: str) -> str:
