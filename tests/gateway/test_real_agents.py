@@ -128,7 +128,7 @@ async def test_a_disconnect_ends_the_turn_on_the_engine(streams: bool, tiny_qwen
             await asyncio.sleep(0.01)
         seconds = time.monotonic() - closed
         print(f"aborted after {seconds:.2f} s")
-        assert seconds < size(10.0, 1.0)  # in CI the machine may be busy; the whole reply takes longer than that
+        assert seconds < size(10, 1)  # in CI the machine may be busy; the whole reply takes longer than that
         assert len(episode.tree) == 0
         agent.more = {"max_tokens": 4}
         await agent.ask()
