@@ -75,6 +75,7 @@ def test_a_group_counts_as_a_whole_for_its_newest_version() -> None:
     rows += [row("c", 0, 0.5, versions=["default"]), row("c", 1, 0.5, versions=["v-9"])]
     found = {name: one.to_dict() for name, one in by_version("run", rows).items()}
     assert {name: (one["episodes"], one["equal"]) for name, one in found.items()} == {"v-10": (8, 0.0), "v-9": (2, 1.0)}
+    assert found["v-9"]["versions"] == ["default", "v-9"], "a name without a number is before those with one"
 
 
 rewards = st.lists(st.tuples(st.sampled_from("abc"), st.none() | st.floats(-5, 5)), max_size=30)

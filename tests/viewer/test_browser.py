@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import time
@@ -12,11 +13,12 @@ from typing import Any
 
 import pytest
 
+from strands_sglang.drift import html_page, measure
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.trainer_values import write_trainer_values
 from strands_sglang.viewer import _leading_to, export_html
 from support.ledger.episodes import Recorder, written_run
-from support.viewer.browser import gated_worker, running_chromium, running_viewer, watched_page
+from support.viewer.browser import assert_fits, gated_worker, running_chromium, running_viewer, watched_page
 from support.viewer.generated_run import EpisodeGenerator
 from support.viewer.recorded_run import FAMILY, TOKENIZER
 from support.viewer.tampered import odd_run, tampered_run
@@ -556,20 +558,6 @@ def test_export_works_from_a_file(browser: Any, recorded_run: Path, tmp_path: Pa
     assert watched.requests == [address]
 
 
-_OVERFLOWING = """() => [...document.querySelectorAll("body *")].filter((node) => {
-  const { display, overflowX } = getComputedStyle(node);
-  if (node.offsetParent === null || node.closest("svg") || display.startsWith("inline")) return false;
-  const text = overflowX === "hidden" || overflowX === "clip"; // cut on purpose, with an ellipsis
-  return !text && node.clientWidth > 0 && node.scrollWidth > node.clientWidth + 1;
-}).map((node) => `${node.tagName}.${node.className}: ${node.scrollWidth} in ${node.clientWidth}`)"""
-
-
-def assert_fits(page: Any, width: int) -> None:
-    """Check that the page is as wide as its window, and that nothing is wider than the box it is in."""
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert page.evaluate(_OVERFLOWING) == []
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 800, 1440])
 @pytest.mark.parametrize("place", ["", "#e=errors-1%2F0&c=logprob", "#g=algebra-601"])
@@ -585,6 +573,43 @@ def test_nothing_overflows(opened: Any, width: int, scheme: str, place: str) -> 
     assert lines == (1 if place.startswith("#e") else 0), "the choice of colours is one line"
     colours = page.evaluate("[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]")
     assert ("251, 251, 250" in colours[0]) == (scheme == "light") and colours[0] != colours[1]
+
+
+@pytest.mark.parametrize("place", ["help", "certificate", "export", "drift"])
+def test_what_is_opened_or_saved_fits(
+    place: str, opened: Any, browser: Any, recorded_run: Path, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        if place in ("help", "certificate"):
+            page = opened()
+        else:
+            path = tmp_path / "saved.html"
+            if place == "drift":
+                path.write_text(html_page(measure(recorded_run, TOKENIZER)))
+            else:
+                export_html(recorded_run, path, tokenizer=TOKENIZER, episodes=["hostile-1/0", "errors-1/0"])
+            page = stack.enter_context(watched_page(browser, path.as_uri())).page
+            page.goto(path.as_uri())
+        if place == "help":
+            page.keyboard.press("?")
+        elif place == "certificate":
+            page.locator("#top .verdict-proved").click()
+        elif place == "export":
+            page.locator(f"{ROW}[data-id='errors-1/0']").click()
+            open_episode(page, "errors-1/0")
+        box = page.wait_for_selector({"help": "#help[open]", "certificate": ".certificate"}.get(place, "body"))
+        for width, scheme in itertools.product((1440, 800, 390), ("light", "dark")):
+            page.set_viewport_size({"width": width, "height": 844})
+            page.emulate_media(color_scheme=scheme)
+            page.wait_for_timeout(100)
+            assert_fits(page, width)
+            around = box.bounding_box()
+            assert around["x"] >= 0 and around["x"] + around["width"] <= width
+            colours = page.evaluate(
+                "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
+            )
+            light = [sum(map(int, re.findall(r"\d+", colour)[:3])) > 384 for colour in colours]
+            assert light == [scheme == "light", scheme == "dark"], colours
 
 
 def text_tokens() -> list[int]:

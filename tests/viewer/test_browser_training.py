@@ -17,7 +17,7 @@ from strands_sglang.ledger.summary import run_rows
 from strands_sglang.runs.offline.comparison import compare_figures, recorded_figures
 from support.families import tokenizer_path
 from support.ledger.episodes import Recorder, written_run
-from support.viewer.browser import running_chromium, running_viewer, watched_page
+from support.viewer.browser import assert_fits, running_chromium, running_viewer, watched_page
 from support.viewer.generated_run import write_generated_run
 from support.viewer.generated_training import write_step, write_training, write_whole_training
 
@@ -275,7 +275,7 @@ def test_nothing_overflows(opened: Any, place: str) -> None:
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)
             page.wait_for_timeout(100)
-            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert_fits(page, width)
             assert page.evaluate(_OVERFLOWING) == [], (width, scheme)
             background = page.evaluate("getComputedStyle(document.body).backgroundColor")
             assert ("251, 251, 250" in background) == (scheme == "light")

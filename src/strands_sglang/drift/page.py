@@ -31,7 +31,9 @@ svg .ink { fill: var(--ink) } svg .faint { fill: var(--faint) } svg .paper { fil
 svg .rule { stroke: var(--faint) }
 .scroll { overflow-x: auto } table { border-collapse: collapse; width: 100%; font-size: 14px }
 th, td { text-align: right; padding: 4px 10px; border-bottom: 1px solid var(--rule); white-space: nowrap }
-th:first-child, td:first-child { text-align: left } th { white-space: normal; vertical-align: bottom }
+tr:first-child th:first-child, td:first-child { text-align: left } th { white-space: normal; vertical-align: bottom }
+@media (max-width: 700px) { table { font-size: 12px } th, td { padding: 4px 2px }
+  td:first-child { white-space: normal } }
 .example { border: 1px solid var(--rule); border-radius: 8px; padding: 10px 12px; margin: 10px 0 }
 .example small { color: var(--faint) } code { font: 13px/1.7 ui-monospace, monospace; overflow-wrap: anywhere }
 .token { border-radius: 4px; padding: 1px 3px; margin: 0 1px; border: 1px solid var(--rule); white-space: pre-wrap }
@@ -88,8 +90,11 @@ def _causes_chart(measured: list[tuple[Method, MethodDrift]]) -> str:
 
 
 def _table(measured: list[tuple[Method, MethodDrift]]) -> str:
-    head = "".join(f"<th>{escape_for_html(method.label)}, turns</th><th>tokens</th>" for method, _ in measured)
-    out = [f'<div class="scroll"><table><thead><tr><th>cause</th>{head}</tr></thead><tbody>']
+    head = "".join(f'<th colspan="2">{escape_for_html(method.label)}</th>' for method, _ in measured)
+    units = "<th>turns</th><th>tokens</th>" * len(measured)
+    out = [
+        f'<div class="scroll"><table><thead><tr><th rowspan="2">cause</th>{head}</tr><tr>{units}</tr></thead><tbody>'
+    ]
     for cause in Cause:
         if any(drift.causes[cause].places for _, drift in measured):
             cells = "".join(

@@ -187,7 +187,7 @@ class Figures:
         mean, std = mean_and_std(rewards)
         first, known = self._first_versions
         groups, equal = sum(task.groups for task in self.tasks.values()), sum(one.equal for one in self.tasks.values())
-        names = sorted(self.names, key=natural_key)
+        names = sorted(self.names, key=version_order)
         return {
             **{"episodes": self.episodes, "running": self.episodes - ended, "scored": len(rewards)},
             **{"reward": mean, "std": std, "low": min(rewards, default=None), "high": max(rewards, default=None)},

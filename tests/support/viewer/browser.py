@@ -104,3 +104,17 @@ def watched_page(
         watched.assert_quiet()
     finally:
         made.close()
+
+
+_OVERFLOWING = """() => [...document.querySelectorAll("body *")].filter((node) => {
+  const { display, overflowX } = getComputedStyle(node);
+  if (node.offsetParent === null || node.closest("svg") || display.startsWith("inline")) return false;
+  const text = overflowX === "hidden" || overflowX === "clip"; // cut on purpose, with an ellipsis
+  return !text && node.clientWidth > 0 && node.scrollWidth > node.clientWidth + 1;
+}).map((node) => `${node.tagName}.${node.className}: ${node.scrollWidth} in ${node.clientWidth}`)"""
+
+
+def assert_fits(page: Any, width: int) -> None:
+    """Check that the page is as wide as its window, and that nothing is wider than the box it is in."""
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate(_OVERFLOWING) == []
