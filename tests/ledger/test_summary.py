@@ -80,18 +80,6 @@ def test_experiments_of_an_episode_that_another_agent_continued(kept: int, exper
     assert certificate.mixed == ({"agent": {"agents:second": 1, "agents:first": 1}} if experiments > 1 else {})
 
 
-def test_an_edited_index_changes_nothing(tmp_path: Path) -> None:
-    """Rows come from the events alone, whatever else is in the directory."""
-    with LedgerWriter(tmp_path) as writer:
-        plain_episode(writer.write)
-    rows = run_rows(tmp_path)
-    (tmp_path / "index").mkdir()
-    for path in (tmp_path / "ledger").iterdir():
-        line = row_line(checked_row("add/0", {**rows[0], "reward": 99.0, "text": "forged"}))
-        (tmp_path / "index" / f"{path.stem}.jsonl").write_bytes(line)
-    assert run_rows(tmp_path) == rows and rows[0]["reward"] == 1.0
-
-
 @pytest.mark.parametrize("episode", [plain_episode, rich_episode, resumed_episode, reopened_episode, corrected_episode])
 @pytest.mark.parametrize("seed", range(4))
 def test_rows_do_not_depend_on_what_is_kept_after_the_end(episode: Any, seed: int, tmp_path: Path) -> None:

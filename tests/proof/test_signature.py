@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
@@ -14,8 +15,10 @@ from strands_sglang.cli.main import main
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.run_dir import read_json, write_json
 from strands_sglang.ledger.seal import read_seal, seal
+from strands_sglang.ledger.summary import checked_row, row_line, run_rows
 from strands_sglang.proof import verify
 from strands_sglang.proof.finding import FindingKind, Verdict
+from strands_sglang.viewer.index import RunIndex
 from support.ledger.episodes import Recorder, written_run
 
 
@@ -157,6 +160,31 @@ def test_the_report_names_the_signature(run: Path, keys: tuple[Path, Path], caps
     assert main(["sign", str(run), "--key", str(keys[0])]) == 0
     assert reported() == ("unchecked", "not checked: no public key was given")
     assert reported(public_key=keys[1]) == ("valid", "valid")
+
+
+def test_an_edited_index_changes_no_report(
+    run: Path, keys: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows come from the events alone, whatever else is in the directory of a signed run."""
+
+    def reports() -> list[Any]:
+        found: list[Any] = []
+        for command in (["show"], ["show", "--json"], ["eval", "--recorded"]):
+            found.append((main([*command, str(run)]), capsys.readouterr().out))
+        index = RunIndex(run)  # the viewer's table
+        index.refresh()
+        return [*found, index.rows_since(0)]
+
+    assert main(["sign", str(run), "--key", str(keys[0])]) == 0
+    capsys.readouterr()
+    before = reports()
+    (run / "index").mkdir()
+    forged = [checked_row(row["id"], {**row, "reward": 99.0, "text": "forged"}) for row in run_rows(run)]
+    for path in (run / "ledger").iterdir():
+        (run / "index" / f"{path.stem}.jsonl").write_bytes(b"".join(map(row_line, forged)))
+    assert main(["verify", str(run), "--public-key", str(keys[1])]) == 0
+    capsys.readouterr()
+    assert reports() == before and [code for code, _ in before[:3]] == [0, 0, 0] and before[3][1]
 
 
 def test_only_a_proved_run_is_signed(tmp_path: Path, keys: tuple[Path, Path]) -> None:
