@@ -53,9 +53,9 @@ def score(episode):
     return float(episode.text.strip() == f"The answer is {episode.task.answer}.")
 
 
-def questions(count: int, seed: int) -> Dataset:
-    """Return rows with a prompt and an answer."""
-    dice = random.Random(seed)
+def questions(count: int) -> Dataset:
+    """Return rows with a prompt and an answer, always the same: trainings with different seeds can be compared."""
+    dice = random.Random(0)
     drawn = {one.question: one.answer for one in (arithmetic.sample_task(dice) for _ in range(count))}
     return Dataset.from_list([{"prompt": question, "answer": answer} for question, answer in drawn.items()])
 
@@ -67,12 +67,13 @@ def main() -> None:
     parser.add_argument("--model", default=str(LAB / "noncanonical"), help="the --model-path of the server")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--groups", type=int, default=8, help="questions per step, eight episodes each")
+    parser.add_argument("--iterations", type=int, default=1, help="steps that learn from the same episodes")
     parser.add_argument("--learning-rate", type=float, default=3e-4)
     parser.add_argument("--runs", help="directory for ledgers, one per step, for `strands-sglang verify`")
     parser.add_argument("--report", type=Path, help="file for the training log, as JSON")
     parser.add_argument("--lora", action="store_true", help="train adapters instead of all weights")
     parser.add_argument("--sync", default="disk", help="disk; adapter: the engine loads only the adapter of --lora")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the trainer, which also orders the questions")
     options = parser.parse_args()
 
     transformers_logging.disable_progress_bar()  # there would be one each time weights are saved
@@ -98,6 +99,7 @@ def main() -> None:
             max_steps=options.steps,
             per_device_train_batch_size=options.groups * 8,
             num_generations=8,
+            num_iterations=options.iterations,
             max_completion_length=256,
             learning_rate=options.learning_rate,
             lr_scheduler_type="constant",
@@ -114,7 +116,7 @@ def main() -> None:
             seed=options.seed,
         ),
         reward_funcs=[trl_reward],
-        train_dataset=questions(options.steps * options.groups, options.seed),
+        train_dataset=questions(options.steps * options.groups),
         rollout_func=rollouts,
         **peft,
     )

@@ -23,6 +23,7 @@ from strands_sglang.ledger import grouping
 from strands_sglang.ledger import shard as shard_module
 from strands_sglang.ledger.encoding import HashChain, decoded, first_link, link
 from strands_sglang.ledger.event import EventKind
+from strands_sglang.ledger.messages import read_conversations
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import PortableRecord
 from strands_sglang.ledger.run_dir import MAGIC, read_json
@@ -31,7 +32,6 @@ from strands_sglang.ledger.shard import MARK, BlockKind, OpenShard, ShardReader,
 from strands_sglang.ledger.summary import run_rows
 from strands_sglang.proof import verify
 from strands_sglang.proof.finding import FindingKind, Verdict
-from strands_sglang.provider.episode import read_conversations
 from support.examples import size
 from support.ledger.episodes import Recorder, written_run
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,14 @@ from strands_sglang.ledger.summary import run_rows
 from strands_sglang.runs.offline.comparison import compare_figures, recorded_figures
 from support.families import tokenizer_path
 from support.ledger.episodes import Recorder, written_run
-from support.viewer.browser import assert_fits, running_chromium, running_viewer, watched_page
+from support.viewer.browser import (
+    assert_fits,
+    running_chromium,
+    running_viewer,
+    until,
+    viewer_memory,
+    watched_page,
+)
 from support.viewer.generated_run import write_generated_run
 from support.viewer.generated_training import write_step, write_training, write_whole_training
 
@@ -26,8 +33,9 @@ pytestmark = pytest.mark.browser
 READY = "html[data-ready]"
 PAINT_SECONDS = 1.0
 MEGABYTES = 300
+TOKENIZER = tokenizer_path("qwen3")
 WORDS = "A long question with many words in it. " * 4
-OPTIONS: dict[str, Any] = {"tasks": 4, "samples": 3, "tokenizer": tokenizer_path("qwen3"), "words": WORDS}
+OPTIONS: dict[str, Any] = {"tasks": 4, "samples": 3, "tokenizer": TOKENIZER, "words": WORDS}
 HOSTILE = "<img src=x onerror=alert(1)>\u202e"
 
 
@@ -70,14 +78,6 @@ def opened(browser: Any, address: str) -> Iterator[Callable[..., Any]]:
             return page
 
         yield open_page
-
-
-def until(page: Any, condition: str, timeout: float = 60.0) -> None:
-    """Wait until an expression is true; Playwright's own waiting needs `eval`, which the page's policy forbids."""
-    end = time.monotonic() + timeout
-    while not page.evaluate(condition):
-        assert time.monotonic() < end, f"not true within {timeout} s: {condition}"
-        page.wait_for_timeout(20)
 
 
 def test_curves_and_list(opened: Any, folder: Path) -> None:
@@ -214,6 +214,9 @@ def test_tasks_lead_to_groups_and_samples(opened: Any, folder: Path) -> None:
     rewards = {id: task.rewards for id, task in recorded_figures(folder / "seed-1").tasks.items()}
     rows = page.locator(".tasks .table-row")
     assert rows.count() == len(rewards) == 4
+    right = "node => node.getBoundingClientRect().right"
+    head = page.locator(".tasks .table-head [data-key=std]").evaluate(right)
+    assert rows.first.locator(".col-std").evaluate(right) == pytest.approx(head, abs=1)
     assert rows.first.locator(".col-mean").inner_text() == f"{sum(rewards['add-0']) / len(rewards['add-0']):.2f}"
     assert re.fullmatch(r"\d of 6", rows.first.locator(".col-equal").inner_text())
     page.locator(".tasks .table-head [data-key=std] button").click()
@@ -295,58 +298,79 @@ def test_a_run_of_a_folder_fits(opened: Any) -> None:
             assert [one for one in page.evaluate(_OVERFLOWING) if "run-name" not in one] == [], (place, width)
 
 
-def memory_of(folder: Path) -> float:
-    """Return the memory of the newest viewer that serves a folder, in MB."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            words = (path / "cmdline").read_text().split("\0")
-            if str(folder) in words and "view(" in words[2]:
-                found.append((int(path.name), (path / "status").read_text()))
-    status = dict(line.split(":", 1) for line in max(found)[1].splitlines())
-    return int(status["VmRSS"].split()[0]) / 1024
+@dataclass
+class Look:
+    """A page that was looked at until all was read and the runs in view were proved."""
+
+    painted: float
+    """Seconds until rows were on the screen."""
+    server: float
+    """MB of all processes of the viewer, at most."""
+    page: float
+    """MB of the page's objects."""
+    reads: set[str]
+    """What the server read for the page, beside the rows of all episodes."""
 
 
-def first_paint(browser: Any, folder: Path, selector: str) -> tuple[float, float, float, list[str]]:
-    """Return the seconds until a selector is on the screen, and once all is read: MB of viewer and page, requests."""
-    with running_viewer(folder) as address, watched_page(browser, address) as watched:
-        page = watched.page
+def look_at(browser: Any, folder: Path, tokenizer: str = "") -> Look:
+    reads = folder.parent / "reads"
+    reads.write_text("")
+    with running_viewer(folder, tokenizer, reads=reads) as address, watched_page(browser, address) as watched:
+        page, server = watched.page, 0.0
         began = time.monotonic()
         page.goto(address, wait_until="commit")
-        page.wait_for_selector(selector)
-        painted = time.monotonic() - began
-        until(page, "!/ead …|read …|reading/.test(document.querySelector('#main').textContent)", timeout=400)
-        print(f"{folder.name}: painted in {painted:.2f} s, all read in {time.monotonic() - began:.1f} s")
-        heap = page.evaluate("performance.memory ? performance.memory.usedJSHeapSize : 0") / 2**20
-        return painted, memory_of(folder), heap, watched.requests
+        page.wait_for_selector(".table-row")
+        painted, end = time.monotonic() - began, began + 600
+        while not (page.evaluate(_ALL_READ) and page.evaluate(_PROVED)):
+            server = max(server, viewer_memory(folder))
+            assert time.monotonic() < end, "all runs are read, and those in view proved"
+            page.wait_for_timeout(100)
+        in_view = {f"proof {id.rpartition('/')[2]}" for id in page.evaluate(_IN_VIEW)} | {f"proof {folder.name}"}
+        heap = page.evaluate("performance.memory.usedJSHeapSize") / 2**20
+        found = {line for line in reads.read_text().splitlines() if line not in in_view}
+        look = Look(painted, max(server, viewer_memory(folder)), heap, found)
+        print(f"{folder.name}: {look}, all done in {time.monotonic() - began:.1f} s")
+        return look
 
 
-def no_episode(requests: list[str]) -> bool:
-    return not [url for url in requests if re.search(r"api/(episode|events|drift|rendered|search)", url)]
+_ALL_READ = "!/ead …|read …|reading/.test(document.querySelector('#main').textContent)"
+_IN_VIEW = """
+[...document.querySelectorAll('.training .table-row')].filter((one) => one.getBoundingClientRect().top < innerHeight)
+  .map((one) => one.dataset.id)
+"""
+_PROVED = """
+document.querySelector('#top .badge[class*=verdict-]') || (document.querySelector('.training')
+  && [...document.querySelectorAll('.training .table-row')].every((one) =>
+    one.getBoundingClientRect().top >= innerHeight || one.querySelector('.verdict-text')))
+"""
 
 
-def test_a_small_training_reads_no_episode(browser: Any, folder: Path) -> None:
+def test_nothing_is_read_that_is_not_shown(browser: Any, folder: Path) -> None:
     """The size that CI has; the large ones are below."""
-    _, server, page, requests = first_paint(browser, folder, ".table-row")
-    assert no_episode(requests)
-    assert server <= MEGABYTES and page <= MEGABYTES
+    look = look_at(browser, folder)
+    assert look.reads == set()
+    assert look.server + look.page <= MEGABYTES
+    reads = folder.parent / "reads"
+    with running_viewer(folder, reads=reads) as address, watched_page(browser, address) as watched:
+        watched.page.goto(address)
+        watched.page.goto(f"{address.partition('?')[0]}run/seed-1%2Fstep-000005/#e=add-0%2F0")
+        watched.page.wait_for_selector(".pair .t")
+        assert "episode add-0/0" in reads.read_text().splitlines(), "what is shown is read, and that is noticed"
 
 
 @pytest.mark.soak
 def test_a_training_of_500_steps(browser: Any, tmp_path: Path) -> None:
-    write_training(tmp_path / "large", 500, distinct=20, tasks=8, samples=8)
-    tries = [first_paint(browser, tmp_path / "large", ".table-row") for _ in range(3)]
-    print(json.dumps([one[:3] for one in tries]))
-    assert all(no_episode(requests) for *_, requests in tries)
-    assert min(painted for painted, *_ in tries) <= PAINT_SECONDS
-    assert max(server + page for _, server, page, _ in tries) <= MEGABYTES
+    write_training(tmp_path / "large", 500, distinct=20, tasks=8, samples=8, tokenizer=TOKENIZER)
+    check_size([look_at(browser, tmp_path / "large") for _ in range(3)])
 
 
 @pytest.mark.soak
 def test_a_run_of_10_000_episodes(browser: Any, tmp_path: Path) -> None:
     write_generated_run(tmp_path / "run", 10_000, tokens=2000)
-    tries = [first_paint(browser, tmp_path / "run", ".table-row") for _ in range(3)]
-    print(json.dumps([one[:3] for one in tries]))
-    assert all(no_episode(requests) for *_, requests in tries)
-    assert min(painted for painted, *_ in tries) <= PAINT_SECONDS
-    assert max(server + page for _, server, page, _ in tries) <= MEGABYTES
+    check_size([look_at(browser, tmp_path / "run", TOKENIZER) for _ in range(3)])
+
+
+def check_size(looks: list[Look]) -> None:
+    assert [one.reads for one in looks] == [set()] * len(looks)
+    assert min(one.painted for one in looks) <= PAINT_SECONDS
+    assert max(one.server + one.page for one in looks) <= MEGABYTES

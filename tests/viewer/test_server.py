@@ -8,6 +8,7 @@ import os
 import random
 import re
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -478,3 +479,10 @@ def test_files_that_are_no_ledger_are_shown(tmp_path: Path) -> None:
     assert viewer.index.ids() == []
     assert list(filter(None, search_run(tmp_path, "a"))) == []
     assert len(run_state(tmp_path)) >= 2
+
+
+def test_a_viewer_does_not_import_the_sdk() -> None:
+    """It would be half of the memory of each of its processes."""
+    found = "{'strands', 'transformers', 'strands_sglang.runs'} & set(sys.modules)"
+    code = f"import sys, strands_sglang.viewer.training_server; print({found})"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

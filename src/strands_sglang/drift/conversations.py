@@ -26,11 +26,10 @@ from strands_sglang.chat.differences import split_end_of_turn
 from strands_sglang.chat.messages import TemplateMessage, template_messages, template_tools
 from strands_sglang.errors import LedgerError, StrandsSGLangError
 from strands_sglang.ledger.event import EndData, Event, data_of
+from strands_sglang.ledger.messages import messages_of, read_conversations
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.ledger.run_dir import shard_paths
-from strands_sglang.provider.episode import read_conversations
-from strands_sglang.runs.resume import messages_of
 from strands_sglang.tokens import TokenTree, Turn, TurnPurpose
 from strands_sglang.tool_parsers import ToolParser
 

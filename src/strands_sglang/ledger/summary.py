@@ -180,7 +180,8 @@ class SummaryBuilder:
             self.outdated = self.outdated or at > self._end
             if at < self._end and not _needed(head, self._end):
                 return
-        self._heads.append(head._replace(data=_light(head)))
+        counts = head.counts if head.kind is EventKind.CALL else _NO_COUNTS
+        self._heads.append(EventHead(self.id, *at, head.kind, _light(head), counts))
         if head.kind in AFTER_END or at < self._last:
             return
         self._last = at
@@ -212,6 +213,7 @@ class SummaryBuilder:
         return checked_row(self.id, values)
 
 
+_NO_COUNTS: dict[str, int] = {}
 _NEEDED = (EventKind.BEGIN, EventKind.RESUME, EventKind.ROLLBACK, EventKind.END, *AFTER_END)
 
 

@@ -21,7 +21,6 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
-from strands_sglang._json import as_list, load_text
 from strands_sglang.chat.conversation_index import ConversationIndex, IndexedTurn, ReplyStatus
 from strands_sglang.chat.differences import SampledTurn, sampled_turn
 from strands_sglang.chat.image_files import ImageFile
@@ -369,8 +368,3 @@ def decode_branch(turns: Sequence[Turn], encoder: Encoder, parser: ToolParser) -
         well_formed = "failed_calls" not in turn.detail and turn.purpose is TurnPurpose.EPISODE
         decoded.append(replace(sampled, whole=sampled.ended and well_formed))
     return decoded
-
-
-def read_conversations(end: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the conversations in the data of an end event; empty if it has none."""
-    return [one for one in as_list(load_text(end.get("conversations"))) if isinstance(one, dict)]

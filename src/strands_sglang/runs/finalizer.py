@@ -35,6 +35,7 @@ from strands_sglang.ledger.event import (
 )
 from strands_sglang.ledger.files import Put, with_references
 from strands_sglang.ledger.fingerprint import earlier_of, stated_for_turns
+from strands_sglang.ledger.messages import messages_data
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.provider.episode import conversations
@@ -44,7 +45,7 @@ from strands_sglang.runs.episode import Episode
 from strands_sglang.runs.recording.other_models import OtherModels, takes_models
 from strands_sglang.runs.recording.recorder import EpisodeRecorder
 from strands_sglang.runs.recording.replay_log import ReplayLog
-from strands_sglang.runs.resume import messages_data, restored
+from strands_sglang.runs.resume import restored
 from strands_sglang.runs.reward import Reward, describe_error, own_turns
 from strands_sglang.runs.workers.spec import EpisodeSpec
 from strands_sglang.tokens import TokenTree

@@ -1,14 +1,10 @@
 """State recovered from a previous run (`PreviousRun`), the lock of a run directory (`directory_lock`), and `appending`.
 
-Also converts the messages of an episode to the data of its end event and back.
-
 Invariants:
 
 - An episode whose end is recorded is finished and never run again, unless it failed or the run stopped it: such an
   episode may be resumed. A damaged record is used up to the last event that is valid. An episode that has no score, but
   should have one, is scored from its record and not run.
-- Role and content of messages are restored exactly, as far as they are plain data; further keys that the framework adds
-  are not stored. Writing and reading messages never fails.
 - The lock is released when the process that holds it ends, however it ends, and whatever children it forked.
 - A ledger that no longer matches its seal is neither continued nor sealed again. Appending to a finished run changes
   and removes no recorded event; the run is sealed with the new events, also if appending failed.
@@ -21,80 +17,26 @@ import logging
 import math
 import os
 import threading
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from strands_sglang._json import as_list, dump_text, load_text
 from strands_sglang.errors import ConfigurationError, LedgerError
-from strands_sglang.ledger.event import BeginData, EndData, MessagesData, RewardData, data_of
-from strands_sglang.ledger.files import FileStore, with_images
+from strands_sglang.ledger.event import BeginData, EndData, RewardData, data_of
+from strands_sglang.ledger.messages import messages_of
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.ledger.run_dir import read_run, shard_paths
 from strands_sglang.ledger.seal import SealFault, check_seal, read_seal, seal
 from strands_sglang.ledger.writer import LedgerWriter
-from strands_sglang.provider.episode import read_conversations
 from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.runs.episode import Episode, EpisodeMetrics, Failure, Staleness
 from strands_sglang.runs.experiment import Part, difference
 from strands_sglang.runs.reward import Reward
 from strands_sglang.runs.task import Task
 from strands_sglang.runs.workers.spec import EpisodeSpec
-
-Conversation = Mapping[str, Any]  # the conversation of a branch, as `provider/episode.py` returns it
-
-
-def messages_data(messages: Sequence[Any], conversations: Sequence[Conversation]) -> MessagesData:
-    """Return messages as the data of an end event; messages in the conversation of a branch are only referenced.
-
-    `branch`: last turn of the branch whose conversation the messages start with, None if there is none; `rest`: the
-    messages after it, as JSON text.
-    """
-    bare = [_bare(message) for message in messages]
-    starts = [one for one in conversations if one["messages"] and _starts_with(bare, one["messages"])]
-    longest = max(starts, key=lambda one: len(one["messages"]), default=None)
-    count = 0 if longest is None else len(longest["messages"])
-    try:
-        rest = dump_text(bare[count:])
-    except Exception:  # for example a message that contains itself
-        rest = "[]"
-    return {"branch": None if longest is None else longest["branch"], "rest": rest}
-
-
-def messages_of(end: EndData, files: FileStore | None = None) -> list[Any]:
-    """Return the messages of an end event. An image whose file is not in `files` stays a reference."""
-    conversations = {one.get("branch"): one.get("messages") for one in read_conversations(end)}
-    stored = end.get("messages")
-    if not isinstance(stored, dict):
-        return []
-    start = map(_bare, as_list(conversations.get(stored.get("branch"))))
-    return [_with_images(message, files) for message in (*start, *as_list(load_text(stored.get("rest"))))]
-
-
-def _with_images(message: Any, files: FileStore | None) -> Any:
-    if not isinstance(message, dict):
-        return message
-    try:
-        return {**message, "content": with_images(message["content"], files)} if "content" in message else message
-    except LedgerError:
-        return message
-
-
-def _bare(message: Any) -> Any:
-    if not isinstance(message, Mapping):
-        return message
-    return {name: message[name] for name in ("role", "content") if name in message}
-
-
-def _starts_with(messages: list[Any], start: Sequence[Any]) -> bool:
-    try:
-        return messages[: len(start)] == [_bare(message) for message in start]
-    except Exception:  # comparing objects of the user's classes may raise
-        return False
-
 
 logger = logging.getLogger(__name__)
 

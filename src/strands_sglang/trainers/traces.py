@@ -23,9 +23,9 @@ from strands_sglang._files import replace_file
 from strands_sglang._json import as_list
 from strands_sglang._version import __version__
 from strands_sglang.ledger.event import Event
+from strands_sglang.ledger.messages import read_conversations
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
-from strands_sglang.provider.episode import read_conversations
 from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.tokens import TokenTree, Turn
 from strands_sglang.tokens.turn import Origin

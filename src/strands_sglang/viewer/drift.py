@@ -17,9 +17,8 @@ from strands_sglang._json import as_dict
 from strands_sglang.chat.messages import template_messages, template_tools
 from strands_sglang.chat.template import ChatTemplate
 from strands_sglang.errors import StrandsSGLangError
+from strands_sglang.ledger.messages import read_conversations
 from strands_sglang.ledger.record import EpisodeRecord
-from strands_sglang.provider.config import template_arguments
-from strands_sglang.provider.episode import read_conversations
 from strands_sglang.tokens import TokenTree
 from strands_sglang.tokens.alignment import align, align_text
 from strands_sglang.viewer.token_text import TokenTexts
@@ -111,6 +110,8 @@ def rendered_view(
 
 def _template_of(run: Mapping[str, Any] | None, texts: TokenTexts) -> ChatTemplate:
     """Return the chat template of a run with its arguments; `run`: the content of run.json."""
+    from strands_sglang.provider.config import template_arguments  # with it comes the SDK
+
     settings = dict(as_dict((run or {}).get("settings")))
     source = settings.get("chat_template")
     source = source if isinstance(source, str) else None

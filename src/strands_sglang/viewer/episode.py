@@ -23,9 +23,8 @@ import numpy.typing as npt
 from strands_sglang._json import as_dict, as_list, dump_text, jsonable
 from strands_sglang.errors import StrandsSGLangError
 from strands_sglang.ledger.event import OF_OTHER_MODELS, EndData, Event, EventKind, data_of
+from strands_sglang.ledger.messages import messages_of, read_conversations
 from strands_sglang.ledger.record import EpisodeRecord
-from strands_sglang.provider.episode import read_conversations
-from strands_sglang.runs.resume import messages_of
 from strands_sglang.tokens import TokenTree, Turn
 from strands_sglang.viewer.conversation import TurnItems, TurnText, answer_text, items_by_turn
 from strands_sglang.viewer.token_text import TokenTexts

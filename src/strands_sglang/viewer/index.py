@@ -17,6 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import orjson
+
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.encoding import episode_of
 from strands_sglang.ledger.reader import Placed, resolved
@@ -73,7 +75,7 @@ class RunIndex:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._rows: dict[str, SummaryRow] = {}
+        self._rows: dict[str, bytes] = {}  # as JSON, which takes a fraction of the memory
         self._changes: list[str] = []  # ids of changed rows; the version is its length
         self._entries: dict[str, _Entry] = {}
         self._followers: dict[str, _Follower] = {}
@@ -101,17 +103,19 @@ class RunIndex:
             now = len(self._changes)
             changed = dict.fromkeys(self._changes[version:] if 0 <= version <= now else self._rows)
             rows = [self._rows[id] for id in changed]
-        return now, [row_line(row).rstrip() for row in rows]
+        return now, rows
 
     def row(self, id: str) -> SummaryRow | None:
         """Return the row of an episode; None if it is unknown."""
         with self._lock:
-            return self._rows.get(id)
+            line = self._rows.get(id)
+        return None if line is None else _row(line)
 
     def rows(self) -> list[SummaryRow]:
         """Return the rows of all known episodes."""
         with self._lock:
-            return list(self._rows.values())
+            lines = list(self._rows.values())
+        return [_row(line) for line in lines]
 
     def ids(self) -> list[str]:
         """Return the ids of all known episodes."""
@@ -152,8 +156,8 @@ class RunIndex:
 
     def _found(self, id: str) -> bool:
         """Return whether the end of the episode was read."""
-        with self._lock:
-            return id in self._rows and self._rows[id]["end_reason"] is not None
+        row = self.row(id)
+        return row is not None and row["end_reason"] is not None
 
     def record(self, id: str) -> EpisodeRecord:
         """Return the record of an episode, from its events (see `places`); LedgerError if there is none."""
@@ -217,10 +221,10 @@ class RunIndex:
             entry = self._entries[id]
             if entry.builder.outdated:
                 entry.builder = self._rebuilt(id, entry)
-            row = entry.builder.row()
+            line = row_line(entry.builder.row()).rstrip()
             with self._lock:
-                if self._rows.get(id) != row:
-                    self._rows[id] = row
+                if self._rows.get(id) != line:
+                    self._rows[id] = line
                     self._changes.append(id)
         self._touched.clear()
 
@@ -242,3 +246,8 @@ class RunIndex:
                 for raw in block.events:
                     with suppress(LedgerError):
                         yield episode_of(raw), Placed(raw, shard, block.at)
+
+
+def _row(line: bytes) -> SummaryRow:
+    row: SummaryRow = orjson.loads(line)
+    return row

@@ -25,7 +25,6 @@ from aiohttp import web
 from strands_sglang._json import jsonable
 from strands_sglang._version import __version__
 from strands_sglang.errors import LedgerError
-from strands_sglang.runs.offline.comparison import compare_figures
 from strands_sglang.viewer.server import RunHandlers, RunViewer, checked_token, guarded_app, json_answer, static_handler
 from strands_sglang.viewer.training import TrainingIndex, tasks_of
 from strands_sglang.viewer.verdict import RunVerdict
@@ -107,6 +106,8 @@ class _FolderHandlers:
         return json_answer(await asyncio.to_thread(self._compared, request.query))
 
     def _compared(self, query: Any) -> bytes:
+        from strands_sglang.runs.offline.comparison import compare_figures  # with it comes all that runs agents
+
         both = [self.viewer.index.figures(query.get(name, ""), _last(query)) for name in "ab"]
         found = compare_figures(*both).to_dict()
         for line in found["tasks"]:

@@ -15,6 +15,7 @@ run, and ends when its parent closes the socket or dies. An episode is computed 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import socket
 import struct
 import sys
@@ -123,6 +124,8 @@ def work(tokenizer: str, descriptor: int) -> None:
     texts, error = None, ""
     try:
         texts = TokenTexts(tokenizer)
+        with suppress(OSError, AttributeError):  # no glibc
+            ctypes.CDLL(None).malloc_trim(0)  # what loading took beyond the tokenizer itself, a tenth of the process
     except StrandsSGLangError as problem:
         error = str(problem)
     requests = socket.socket(fileno=descriptor)

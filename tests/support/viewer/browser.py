@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,27 @@ CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 
 _SERVE = """
 import sys
-from strands_sglang.viewer import view, worker
+from strands_sglang.ledger.reader import Ledger
+from strands_sglang.viewer import server, view, worker
+from strands_sglang.viewer.index import RunIndex
+from strands_sglang.viewer.verdict import RunVerdict
+
+def tell(owner, name, what):
+    original = getattr(owner, name)
+    def told(self, *given):
+        with open(sys.argv[4], "a") as file:
+            print(*what(self, *given), sep="\\n", file=file)
+        return original(self, *given)
+    setattr(owner, name, told)
+
+if sys.argv[4]:
+    tell(RunIndex, "_places", lambda index, id, sections: [f"episode {id}"])
+    tell(RunIndex, "hold", lambda index, ids: [f"episode {id}" for id in ids])
+    tell(Ledger, "episode", lambda ledger, id: [f"episode {id}"])
+    tell(Ledger, "events", lambda ledger, ids: [f"episode {id}" for id in ids])
+    tell(Ledger, "episodes", lambda ledger: ["every episode"])
+    tell(server, "search_run", lambda directory, query: ["every episode"])
+    tell(RunVerdict, "_compute", lambda verdict, state: [f"proof {verdict.directory.name}"])
 worker._PROGRAM = sys.argv[3] or worker._PROGRAM
 view(sys.argv[1], tokenizer=sys.argv[2] or None, browser=False, ready=lambda address: print(address, flush=True))
 """
@@ -31,9 +52,15 @@ def gated_worker(gate: Path) -> str:
 
 
 @contextmanager
-def running_viewer(directory: Path, tokenizer: str = "", *, worker: str = "") -> Iterator[str]:
-    """Serve a run; yield the address of its page."""
-    command = [sys.executable, "-c", _SERVE, str(directory), tokenizer, worker]
+def running_viewer(
+    directory: Path, tokenizer: str = "", *, worker: str = "", reads: Path | None = None
+) -> Iterator[str]:
+    """Serve a run; yield the address of its page.
+
+    `reads`: a file that gets a line whenever the server reads an episode, or has a run proved. The one pass over a
+    ledger that its rows are computed in reads no episode: it keeps neither messages nor tokens.
+    """
+    command = [sys.executable, "-c", _SERVE, str(directory), tokenizer, worker, str(reads or "")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -42,6 +69,27 @@ def running_viewer(directory: Path, tokenizer: str = "", *, worker: str = "") ->
             yield address
         finally:
             process.kill()
+
+
+def viewer_memory(directory: Path) -> float:
+    """Return the memory of the newest viewer of a run and of all processes it started, in MB; shared pages count once.
+
+    It has one process for tokens, and one that proves a run.
+    """
+    viewers, children = [0], dict[int, list[int]]()
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            words, parent = (path / "cmdline").read_text().split("\0"), (path / "stat").read_text().rpartition(")")[2]
+            children.setdefault(int(parent.split()[1]), []).append(int(path.name))
+            if words[1:2] == ["-c"] and words[3:4] == [str(directory)] and "view(" in words[2]:
+                viewers.append(int(path.name))
+    tree, total = [max(viewers)], 0
+    for process in tree:
+        tree += children.get(process, [])
+        with suppress(OSError):
+            lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+            total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total / 1024
 
 
 @contextmanager
@@ -59,6 +107,14 @@ def running_chromium() -> Iterator[Any]:
             yield browser
         finally:
             browser.close()
+
+
+def until(page: Any, condition: str, timeout: float = 60.0) -> None:
+    """Wait until an expression is true; Playwright's own waiting needs `eval`, which the page's policy forbids."""
+    end = time.monotonic() + timeout
+    while not page.evaluate(condition):
+        assert time.monotonic() < end, f"not true within {timeout} s: {condition}"
+        page.wait_for_timeout(20)
 
 
 @dataclass

@@ -9,6 +9,7 @@ import asyncio
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from strands_sglang.proof.verify import verify
 from support.examples import size
 from support.lab_servers import LAB, LabProcess
 from support.trainers.notebook import run_notebook
+from support.trainers.trl_pages import check_pages
 from support.user_simulation import ROUNDS
 
 pytestmark = [pytest.mark.engine, pytest.mark.own_servers]
@@ -55,13 +57,14 @@ def python() -> str:
 def server(tool_policy: LabProcess) -> Iterator[LabProcess]:
     """The shared server; training changes its weights, which are put back."""
     yield tool_policy
+    asyncio.run(put_back(tool_policy))
 
-    async def restore() -> None:
-        async with SGLangClient(tool_policy.url) as client:
-            (result,) = await client.control.swap_weights(MODEL, version="default")
-            assert result.ok, result.message
 
-    asyncio.run(restore())
+async def put_back(server: LabProcess) -> None:
+    """Give the server the weights that it started with."""
+    async with SGLangClient(server.url) as client:
+        (result,) = await client.control.swap_weights(MODEL, version="default")
+        assert result.ok, result.message
 
 
 def environment() -> dict[str, str]:
@@ -79,10 +82,17 @@ def run(command: list[str], seconds: float = 240) -> str:
 
 
 def train(
-    python: list[str], url: str, folder: Path, *options: str, seconds: float = 240, program: Path = EXAMPLE
+    python: list[str],
+    url: str,
+    folder: Path,
+    *options: str,
+    name: str = "",
+    seconds: float = 240,
+    program: Path = EXAMPLE,
 ) -> list[dict[str, Any]]:
-    report = folder / "report.json"
-    where = ["--url", url, "--model", MODEL, "--runs", str(folder / "runs"), "--report", str(report)]
+    """Train; return what was logged. The runs are in `runs` of the folder, or in the folder `name` below that."""
+    report = folder / f"report{name}.json"
+    where = ["--url", url, "--model", MODEL, "--runs", str(folder / "runs" / name), "--report", str(report)]
     run([*python, str(program), *where, *options], seconds)
     logged: list[dict[str, Any]] = [line for line in json.loads(report.read_text()) if "loss" in line]
     return logged
@@ -125,6 +135,7 @@ def test_ten_steps_of_grpo(python: str, server: LabProcess, tmp_path: Path) -> N
         "a step without a gradient may be chance, not two"
     )
     check_values(runs, logged)
+    check_pages(tmp_path, {"runs": logged}, MODEL)
     drifts = [line["sampling/sampling_logp_difference/mean"] for line in logged]
     seconds = {
         name: sum(line[name] for line in logged) / STEPS for name in ("sync/seconds", "rollout/seconds", "step_time")
@@ -132,8 +143,11 @@ def test_ten_steps_of_grpo(python: str, server: LabProcess, tmp_path: Path) -> N
     print(f"rewards {[round(line['reward'], 2) for line in logged]}; drift {max(drifts):.1e}; mean seconds {seconds}")
 
 
-def check_values(runs: list[Path], logged: list[dict[str, Any]]) -> None:
-    """The values on disk give the trainer's own log, and their lengths agree with the ledger."""
+def check_values(runs: list[Path], logged: list[dict[str, Any]], *, again: bool = False) -> None:
+    """The values on disk give the trainer's own log, and their lengths agree with the ledger.
+
+    `again`: the trainer has trained with the episodes before, so its logprobs are no longer those of the engine.
+    """
     for line, directory in zip(logged, runs, strict=True):
         values, engine = values_in(directory)
         mask = values["loss_mask"] == 1
@@ -142,10 +156,12 @@ def check_values(runs: list[Path], logged: list[dict[str, Any]]) -> None:
         assert mask.sum() == trained_in(directory)
         assert values["entropy"][mask].mean() == pytest.approx(line["entropy"], rel=1e-4)
         assert values["clip"][mask].mean() == pytest.approx(line["clip_ratio/region_mean"], abs=1e-6)
-        difference = np.abs(values["logprob"] - engine)[mask]
-        assert difference.mean() == pytest.approx(line["sampling/sampling_logp_difference/mean"], abs=2e-6)
-        # The trainer's loss is the mean of minus ratio times advantage: nothing is clipped in a first pass.
-        loss = -(values["ratio"] * values["advantage"])[mask].mean()
+        if not again:
+            difference = np.abs(values["logprob"] - engine)[mask]
+            assert difference.mean() == pytest.approx(line["sampling/sampling_logp_difference/mean"], abs=2e-6)
+        # The trainer's loss is the mean of minus ratio times advantage, clipped; the first time, all ratios are 1.
+        ratio, advantage = values["ratio"], values["advantage"]
+        loss = -np.minimum(ratio * advantage, ratio.clip(0.8, 1.2) * advantage)[mask].mean()
         assert loss == pytest.approx(line["loss"], abs=2e-4), line
         for task in {record.id.rpartition("/")[0] for record in Ledger(directory).episodes()}:
             check_advantages(directory, task)
@@ -174,23 +190,41 @@ def values_in(directory: Path) -> tuple[dict[str, npt.NDArray[np.float64]], npt.
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 def test_two_seeds_of_twenty_steps(python: str, server: LabProcess, tmp_path: Path) -> None:
-    """Each is one training with the values of every step; the seeds draw other tasks, and so other values."""
-    found = []
-    for seed in ("0", "1"):
-        folder = tmp_path / seed
-        folder.mkdir()
-        options = ["--steps", "20", "--groups", str(GROUPS), "--seed", seed]
-        logged = train([python], server.url, folder, *options, seconds=1800)
-        runs = sorted((folder / "runs").iterdir())
+    """Each is one training with the values of every step; both have the same tasks, in another order."""
+    logs = {}
+    for name in ("seed-0", "seed-1"):
+        options = ["--steps", "20", "--groups", str(GROUPS), "--seed", name[-1]]
+        logged = logs[name] = train([python], server.url, tmp_path, *options, name=name, seconds=1800)
+        runs = sorted((tmp_path / "runs" / name).iterdir())
         assert len(logged) == len(runs) == 20
         check_values(runs, logged)
         certificates = [verify(directory) for directory in runs]
         assert all(certificate.proved for certificate in certificates)
-        found.append(values_in(runs[-1])[0]["entropy"].mean())
         values, sizes = sum(one.trainer_values for one in certificates), [(one / TRAINER_FILE).stat() for one in runs]
-        print(f"seed {seed}: {values} values agree with 20 ledgers; {sum(one.st_size for one in sizes)} bytes")
-    assert found[0] != found[1]
+        print(f"{name}: {values} values agree with 20 ledgers; {sum(one.st_size for one in sizes)} bytes")
+        asyncio.run(put_back(server))
+    check_pages(tmp_path / "runs", logs, MODEL)
+
+
+@pytest.mark.soak
+def test_two_steps_of_the_same_episodes(python: str, server: LabProcess, tmp_path: Path) -> None:
+    """The values are those of the last step with them: its ratio is not 1, and some tokens are clipped."""
+    options = ["--steps", "4", "--groups", str(GROUPS), "--iterations", "2", "--learning-rate", "0.003"]
+    logged = train([python], server.url, tmp_path, *options)
+    runs = sorted((tmp_path / "runs").iterdir())
+    assert len(logged) == 4 and [one.name for one in runs] == ["step-000000", "step-000002"]
+    check_values(runs, logged[1::2], again=True)
+    clipped = []
+    for directory in runs:
+        values, _ = values_in(directory)
+        mask = values["loss_mask"] == 1
+        changed = (values["ratio"] != 1)[mask].mean()
+        clipped.append(values["clip"][mask].mean())
+        print(f"{directory.name}: the ratio is not 1 for {changed:.1%} of the tokens, {clipped[-1]:.1%} are clipped")
+        assert changed > 0.5
+    assert 0 < clipped[0] < 0.5, "where nothing has an advantage, nothing is clipped: not asked of the second step"
 
 
 def test_other_models_and_old_weights(python: str, server: LabProcess, tmp_path: Path) -> None:
@@ -284,8 +318,11 @@ def test_the_tutorial_as_a_notebook(python: str, server: LabProcess, tmp_path: P
     env = environment()
     printed = run_notebook(text, folder, {**env, "PATH": f"{Path(python).parent}{os.pathsep}{env['PATH']}"})
 
-    (curve,) = [text for line, text in printed.items() if line.startswith("python curve.py")]
-    assert [line.split()[0] for line in curve.splitlines()[:2]] == ["step-000000", "step-000001"] and "PROVED" in curve
+    (shown,) = [text for line, text in printed.items() if line.startswith("strands-sglang show runs/train")]
+    assert re.findall(r"^step-\d+", shown, re.MULTILINE) == ["step-000000", "step-000001"] and "PROVED" in shown
+    (compared,) = [text for line, text in printed.items() if line.startswith("strands-sglang rollout")]  # the last
+    assert "16 tasks in both" in compared and "B - A" in compared
+    assert all(verify(step).trainer_values for step in (folder / "runs" / "train").iterdir())
     for name, version in (("before", None), ("after", "1")):  # those that sampled the second step
         assert sum(verify(folder / "runs" / name).episodes.values()) == 16 * 2
         assert version is None or versions_in(folder / "runs" / name) == {version}

@@ -27,9 +27,9 @@ from strands_sglang.engine import Capability, Generation
 from strands_sglang.errors import ConfigurationError, DivergedError
 from strands_sglang.gateway.process import Gateways
 from strands_sglang.ledger.event import CallArrays, CallData, EndData, Event, EventKind, arrays_of, data_of
+from strands_sglang.ledger.messages import read_conversations
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
-from strands_sglang.provider.episode import read_conversations
 from strands_sglang.runs.agent_runner import EpisodeRun, quiet_logs
 from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.runs.limits import Limits

@@ -14,10 +14,11 @@ from typing import Any
 from strands_sglang._terminal import counted
 from strands_sglang.chat.conversation import Conversation
 from strands_sglang.ledger.files import with_images
+from strands_sglang.ledger.messages import read_conversations
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.model import SGLangModel
-from strands_sglang.provider.episode import decode_branch, read_conversations
+from strands_sglang.provider.episode import decode_branch
 from strands_sglang.runs.limits import Limits
 from strands_sglang.runs.offline.replay import NoEngine
 from strands_sglang.runs.workers.spec import RunSpec
