@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
+import struct
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -73,6 +77,38 @@ async def test_an_answer_that_was_lost_is_sent_again_and_trained_once(monkeypatc
         assert it.joins == ["root", "proved"]
         assert not it.episode.tree.rejected
         assert_exact(it.engine, it.episode)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("protocol", list(PATHS))
+async def test_an_answer_whose_connection_is_reset_is_sent_again(protocol: str, streams: bool) -> None:
+    """Most of it is still to be written when the agent's connection is reset; then it asks again.
+
+    It is long because it has the name of the model.
+    """
+    name = "m" * 8_000_000
+    async with opened(["Done."], options={"name": name}) as it:
+        agent = it.agent(protocol, streams=streams)
+        agent.say("Hello.")
+        body = {**agent._body(agent.history), "model": name, "stream": streams}
+        data, at = json.dumps(body).encode(), urlsplit(it.gateway.address)
+        lines = [f"POST /s/{it.session.token}{PATHS[protocol]} HTTP/1.1", "Host: 127.0.0.1"]
+        with socket.socket() as raw:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            raw.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(raw, (at.hostname, at.port))
+            head = "\r\n".join([*lines, f"Content-Length: {len(data)}", "", ""]).encode()
+            await loop.sock_sendall(raw, head + data)
+            assert (await loop.sock_recv(raw, 1000)).startswith(b"HTTP/1.1 200")
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close() resets
+        while it.session.requests:
+            await asyncio.sleep(0.01)
+        assert it.episode.tree.rejected == {0}
+        async with it.http.post(agent.base_url + PATHS[protocol], data=data) as response:
+            assert len(await response.read()) > len(name)
+        assert len(it.episode.tree) == len(it.engine.calls) == 1
+        assert not it.episode.tree.rejected
 
 
 async def test_an_answer_in_the_history_was_received_whatever_the_connection_said(

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable
 from functools import partial
+from itertools import dropwhile
 from typing import Any
 
 import pytest
@@ -94,37 +95,49 @@ async def converse(seed: int) -> None:
     tree = session.episode.tree
     history: list[Any] = [{"role": "user", "content": "Go."}]
     turns: list[tuple[int, int, dict[str, Any]]] = []  # id, place in the history, message as it was sent
+    prompts = dict[int, list[Any]]()  # of the turns that no later history continues or contradicts
     kept = set[int]()
     for number in range(rng.randint(3, 7)):
-        sent, fork = json.loads(json.dumps(history)), None
-        for _, at, message in turns:
+        whole, draw, cut = history, rng.random(), len(history)
+        if turns and draw < 0.2:
+            _, cut, message = rng.choice(turns)
+            history = [*history[:cut], edited(message, rng), *history[cut + 1 :]]
+        elif turns and draw < 0.4:
+            cut = rng.randrange(1, len(history))
+            after = history[cut + 1 :]
+            if [one["role"] for one in history[cut - 1 : cut + 1]] == ["tool", "assistant"]:
+                # Results that follow each other are one message: nothing would tell that a reply was between them.
+                after = list(dropwhile(lambda one: one["role"] == "tool", after))
+            history = [*history[:cut], *after]
+        left = [one for one in turns if one[1] < cut]
+        sent = json.loads(json.dumps(history))
+        for _, at, message in left:
             sent[at] = echoed(message, rng)
-        if turns and rng.random() < 0.3:
-            fork = rng.randrange(len(turns))
-            sent[turns[fork][1]] = edited(turns[fork][2], rng)
         body = {"model": "policy", "messages": sent, "tools": TOOLS}
         with session.ask(PROTOCOL, PROTOCOL.read(body, {}, {}), (number,)) as exchange:
             answer = await exchange.answer()
             assert answer is not None
             session.delivered(exchange)
         turn = tree[int(answer.id)]
-        if fork is not None:
-            # Nothing of the edited reply is continued from: the branch begins anew, or leaves before that turn.
-            before = {one for one, _, _ in turns[:fork]}
-            assert {one.id for one in tree.path(turn)} <= before | {turn.id}
-            if fork == len(turns) - 1:
-                kept.discard(turns[fork][0])
-            return check(engine, session, kept | {turn.id})
-        if turns:
+        # Nothing is continued that was replied from the change on: the branch begins anew, or leaves before that.
+        continued = {one for one, _, _ in left}
+        assert {one.id for one in tree.path(turn)} <= continued | {turn.id}
+        if turns and history is whole:
             assert turn.parent == turns[-1][0]
             assert turn.join in (Join.PROVED, Join.KEPT)
+        for id, prompt in list(prompts.items()):
+            same = history[: len(prompt)] == prompt
+            if same and [one["role"] for one in history[len(prompt) - 1 : len(prompt) + 1]] != ["tool", "tool"]:
+                del prompts[id]
+                kept -= {id} - continued  # there is something else in its place
+        turns = left
+        prompts[turn.id] = history
         kept.add(turn.id)
         message = PROTOCOL.body(answer)["choices"][0]["message"]
         turns.append((turn.id, len(history), message))
-        history.append(message)
         calls = message.get("tool_calls") or ()
-        history += [{"role": "tool", "tool_call_id": call["id"], "content": "ok"} for call in calls]
-        history += [] if calls else [{"role": "user", "content": "More."}]
+        results = [{"role": "tool", "tool_call_id": call["id"], "content": "ok"} for call in calls]
+        history = [*history, message, *(results or [{"role": "user", "content": "More."}])]
     check(engine, session, kept)
 
 

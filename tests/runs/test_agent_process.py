@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from strands_sglang.cli.main import main
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.gateway import AgentProcess, Network, supervisor
 from strands_sglang.gateway import process as process_module
-from strands_sglang.ledger import Ledger
+from strands_sglang.ledger import EpisodeRecord, Ledger
 from strands_sglang.proof import Verdict, verify
 from strands_sglang.runs import EndReason, Limits, ReplayVerdict, RunResult
 from strands_sglang.trainers import write_jsonl
@@ -26,6 +27,7 @@ from strands_sglang.viewer import export_html
 from strands_sglang.viewer.episode import episode_view
 from strands_sglang.viewer.search import search_run
 from support.families import tokenizer
+from support.gateway.programs import three_turns
 from support.scripted_engine import Reply, ScriptedEngine, thought, tool_call
 
 ROOT = Path(__file__).parents[2]
@@ -38,6 +40,13 @@ def script(prompt: str) -> str:
     if prompt.count("<tool_response>") == 0:
         return CALL
     return thought("Done.", f"It is {prompt.rpartition('<tool_response>')[2].split()[0]}.")
+
+
+def recorded(directory: Path) -> EpisodeRecord:
+    """Return the record of the only episode of a run."""
+    ledger = Ledger(directory)
+    (id,) = ledger.ids()
+    return ledger.episode(id)
 
 
 async def run(
@@ -85,6 +94,30 @@ async def test_a_limit_ends_the_process() -> None:
     (episode,) = run_result
     assert episode.end_reason is EndReason.TURN_LIMIT
     assert len(engine.calls) == len(episode.tree) == 1
+
+
+@pytest.mark.parametrize(
+    ("limits", "sampled", "end_reason"),
+    [
+        (Limits(max_episode_tokens=40), [28, 12], EndReason.TOKEN_LIMIT),
+        (Limits(max_episode_tokens=28), [28], EndReason.TOKEN_LIMIT),
+        (Limits(max_new_tokens=12), [12], EndReason.TURN_TRUNCATED),
+        (Limits(max_episode_tokens=41), [28, 13], EndReason.ANSWERED),
+    ],
+)
+async def test_tokens_are_limited(limits: Limits, sampled: list[int], end_reason: EndReason, tmp_path: Path) -> None:
+    """Whether the next call is refused, or the last reply is cut off, which the agent takes for its answer."""
+    run_result, engine = await run(limits=limits, directory=tmp_path)
+    (episode,) = run_result
+    assert [len(turn.sampled) for turn in episode.tree] == sampled
+    assert episode.end_reason is end_reason and not episode.failure
+    assert len(engine.calls) == len(sampled) and verify(tmp_path).proved
+
+
+async def test_a_reply_that_the_agent_keeps_short_is_an_answer() -> None:
+    run_result, _ = await run(process={"env": {"MAX_TOKENS": "12"}}, limits=Limits(max_new_tokens=20))
+    (episode,) = run_result
+    assert (episode.end_reason, [len(turn.sampled) for turn in episode.tree]) == (EndReason.ANSWERED, [12])
 
 
 async def test_tool_results_are_counted_and_limited() -> None:
@@ -374,20 +407,37 @@ async def test_an_agent_whose_tool_results_never_repeat_is_started_again(tmp_pat
     assert certificate.tokens.trained == sum(len(turn.sampled) for turn in episode.tree)
 
 
-async def test_a_resumed_agent_that_asks_something_else_continues_on_the_engine(tmp_path: Path) -> None:
-    stopped, made = asyncio.Event(), list[Any]()
+async def goes_on(directory: Path, whole: RunResult, left: int) -> None:
+    """Continue a run that was killed; it becomes what it would have been, with the same ids of calls."""
+    resumed, engine = await three_turns.play(directory)
+    (one,), (other,) = whole, resumed
+    assert (one.messages, one.text) == (other.messages, other.text) and other.text == "It is 10112."
+    assert len(engine.calls) == left
+    certificate = verify(directory)
+    assert certificate.proved and certificate.tokens.rolled_back == 0
+    assert certificate.tokens.trained == sum(len(turn.sampled) for turn in one.tree)
 
-    def interrupted(prompt: str) -> Reply:
-        made.append(prompt)
-        if len(made) == 1:
-            return Reply(script(prompt))
-        stopped.set()
-        return Reply(hangs=True)
 
-    first = asyncio.ensure_future(run(directory=tmp_path, answers=interrupted))
-    await stopped.wait()
-    first.cancel()
-    await asyncio.wait({first})
-    result, _ = await run("--after-turn", "1", "edit", directory=tmp_path, answers=script)
-    assert next(iter(result)).end_reason is EndReason.ANSWERED
-    assert verify(tmp_path).proved
+async def test_a_run_that_is_killed_before_an_answer_is_sent(tmp_path: Path) -> None:
+    """All three turns are recorded, and the agent has received two."""
+    three_turns.killed(tmp_path / "run", "delivery", 3)
+    shutil.copytree(tmp_path / "run", tmp_path / "other")
+    before = list(recorded(tmp_path / "run").tree())
+    whole, _ = await three_turns.play(tmp_path / "whole")
+    await goes_on(tmp_path / "run", whole, left=0)
+    # The first request of another agent is the recorded one; the result in its second is not, and two turns are cut.
+    result, engine = await three_turns.play(tmp_path / "other", RESULT="7")
+    (episode,) = result
+    assert (episode.end_reason, episode.text, len(engine.calls)) == (EndReason.ANSWERED, "It is 7.", 2)
+    assert [turn.parent for turn in episode.tree] == [None, 0, 1]
+    certificate = verify(tmp_path / "other")
+    assert certificate.proved and len(before) == 3
+    assert certificate.tokens.rolled_back == sum(len(turn.sampled) for turn in before[1:])
+    assert certificate.tokens.trained == sum(len(turn.sampled) for turn in episode.tree)
+
+
+async def test_a_run_that_is_killed_while_it_samples(tmp_path: Path) -> None:
+    three_turns.killed(tmp_path / "run", "sampling", 2)
+    assert len(recorded(tmp_path / "run").tree()) == 1
+    whole, _ = await three_turns.play(tmp_path / "whole")
+    await goes_on(tmp_path / "run", whole, left=2)

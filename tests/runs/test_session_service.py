@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.gateway import Gateway
@@ -242,6 +244,65 @@ async def test_several_gateways_share_an_address() -> None:
                 assert await agent.run("x") == "It is fixed."
         async with it.http.get(f"{where}/b/sessions", headers=ADMIN) as response:
             assert response.status == 404
+
+
+@asynccontextmanager
+async def balancer(http: aiohttp.ClientSession) -> AsyncIterator[tuple[str, dict[str, str]]]:
+    """A balancer that passes requests on by the first part of their path, which it keeps; yields its address."""
+    targets: dict[str, str] = {}
+
+    async def pass_on(request: web.Request) -> web.StreamResponse:
+        target = targets.get(request.match_info["name"])
+        if target is None:
+            raise web.HTTPBadGateway
+        headers = {name: value for name, value in request.headers.items() if name != "Transfer-Encoding"}
+        data = await request.read()
+        async with http.request(request.method, target + request.path_qs, data=data, headers=headers) as answer:
+            passed = web.StreamResponse(status=answer.status, headers={"Content-Type": answer.content_type})
+            await passed.prepare(request)
+            async for piece in answer.content.iter_any():
+                await passed.write(piece)
+            await passed.write_eof()
+            return passed
+
+    app = web.Application()
+    app.router.add_route("*", "/{name}/{rest:.*}", pass_on)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}", targets
+    finally:
+        await runner.cleanup()
+
+
+async def test_gateways_behind_a_balancer_have_their_own_sessions(tmp_path: Path) -> None:
+    async with aiohttp.ClientSession() as http, balancer(http) as (address, targets), AsyncExitStack() as stack:
+        services = {}
+        for name in ("a", "b"):
+            url = f"{address}/{name}"
+            it = services[name] = await stack.enter_async_context(served(tmp_path / name, gateway={"url": url}))
+            targets[name] = f"http://127.0.0.1:{it.service.gateway.port}"
+
+        async def play(name: str, number: int) -> str:
+            async with open_session(f"{address}/{name}", TOKEN, {"prompt": "x", "id": str(number)}) as session:
+                other = session.base_url.replace(f"/{name}/", "/b/" if name == "a" else "/a/")
+                with pytest.raises(WireError, match="there is no such session"):
+                    await WireAgent(http, other, "chat").run("x")
+                protocol = ["chat", "responses", "messages"][number % 3]
+                session.text = await WireAgent(http, session.base_url, protocol, streams=bool(number % 2)).run("x")
+                session.reward = 1.0
+            return session.text
+
+        texts = await asyncio.gather(*(play(name, number) for name in services for number in range(6)))
+        assert set(texts) == {"It is fixed."}
+        assert [len(it.engine.calls) for it in services.values()] == [12, 12]
+        async with http.get(f"{address}/c/sessions", headers=ADMIN) as response:
+            assert response.status == 502
+    for name in ("a", "b"):
+        certificate = verify(tmp_path / name)
+        assert certificate.proved and len(Ledger(tmp_path / name).ids()) == 6
 
 
 def test_an_address_has_a_host() -> None:

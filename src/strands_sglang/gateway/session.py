@@ -127,6 +127,8 @@ class _Turn:
     entry: IndexedTurn
     agent: str
     side: bool
+    truncated: bool
+    """Whether a limit of the run cut it off, and not one of the agent."""
 
 
 @dataclass(eq=False)
@@ -215,11 +217,20 @@ class Session:
     @property
     def messages(self) -> list[Any]:
         """The conversation of the main agent's latest turn that it received, with its reply."""
+        if (turn := self._latest()) is None:
+            return []
+        return [*turn.entry.history[: turn.entry.prompt_count], {"role": "assistant", "content": [*turn.answer.blocks]}]
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the reply of that turn was cut off by a limit of the run."""
+        return (turn := self._latest()) is not None and turn.truncated
+
+    def _latest(self) -> _Turn | None:
         for turn in reversed(self._turns.values()):
             if not (turn.side or turn.agent or turn.turn.rejected or turn.tree.path(turn.turn)[0].caller):
-                before = turn.entry.history[: turn.entry.prompt_count]
-                return [*before, {"role": "assistant", "content": list(turn.answer.blocks)}]
-        return []
+                return turn
+        return None
 
     async def count_tokens(self, call: Call) -> int:
         """Return the number of tokens of a conversation, rendered as a whole."""
@@ -272,7 +283,11 @@ class Session:
         )
         reply = await self.model.runner.reply(request)
         committed = reply.committed
-        turn = _Turn(self._answer(call, reply), committed.call.tree, committed.turn, committed.entry, call.agent, side)
+        truncated = reply.stop_reason == "max_tokens" and len(committed.turn.sampled) != call.max_tokens
+        answer = self._answer(call, reply)
+        turn = _Turn(
+            answer, committed.call.tree, committed.turn, committed.entry, call.agent, side=side, truncated=truncated
+        )
         self.episode.tracked.add(committed.turn.id)
         self._turns[committed.turn.id] = turn
         self._unanswered.update(use["toolUseId"] for use in turn.answer.calls)

@@ -237,7 +237,10 @@ class EpisodeRun:
         if agent.on_resume is OnResume.RESTART:
             self.recorder.restart()
         async with gateways.session(agent, model, self.tokens) as (self.session, gateway):
-            return await agent.run(self.session, gateway.base_url(self.session), gateway.socket)
+            text = await agent.run(self.session, gateway.base_url(self.session), gateway.socket)
+            if self.session.truncated:
+                raise MaxTokensReachedException("a limit of tokens cut off the agent's last reply")
+            return text
 
     @property
     def tree(self) -> TokenTree:

@@ -22,6 +22,7 @@ FUNCTION = {"name": "calculator", "description": "Compute one operation on two i
 def ask(messages: list[Any], model: str = "") -> dict[str, Any]:
     body: dict[str, Any] = {"model": model or os.environ["OPENAI_MODEL"], "messages": messages}
     body["temperature"] = 0.0
+    body |= {"max_tokens": int(os.environ["MAX_TOKENS"])} if "MAX_TOKENS" in os.environ else {}
     body["tools"] = [{"type": "function", "function": FUNCTION}]
     request = urllib.request.Request(
         os.environ["OPENAI_BASE_URL"] + "/chat/completions",
@@ -36,7 +37,8 @@ def ask(messages: list[Any], model: str = "") -> dict[str, Any]:
 def compute(expression: str) -> str:
     try:
         left, operator, right = expression.split()
-        return str({"+": int.__add__, "-": int.__sub__, "*": int.__mul__}[operator](int(left), int(right)))
+        result = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}[operator](int(left), int(right))
+        return os.environ.get("RESULT") or str(result)
     except (ValueError, KeyError) as error:
         return f"error: {error}"
 
