@@ -2,8 +2,9 @@
 
     python tests/support/trainers/trl_training.py --models URL --max-staleness 0 --steps 2 --groups 1 ...
 
-`--models`: the address of a simulated user, whom the reward asks too. `--max-staleness`: the limit; in the second step,
-the first tool call puts the weights of the first step back, as another process might. Other options are the example's.
+`--models`: the address of a simulated user, whom the reward asks too. `--max-staleness`: the limit; older tokens are
+masked. In the second step, the first tool call puts the weights of the first step back, as another process might. Other
+options are the example's.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ sys.path[:0] = [str(TESTS), str(TESTS.parent / "examples" / "trl_calculator")]
 from strands import Agent, tool  # noqa: E402
 
 from strands_sglang import SGLangClient  # noqa: E402
+from strands_sglang.runs import MaxStaleness  # noqa: E402
 from strands_sglang.trainers.trl import trl_rollout  # noqa: E402
 from support.user_simulation import SETTINGS, build, user_on  # noqa: E402
 
@@ -82,8 +84,9 @@ def main() -> None:
         return float(len(str(verdict)) + len(episode.text))
 
     def rollouts(_: Any, **settings: Any) -> Any:
-        settings |= {"reward": judged, "limits": SETTINGS["limits"], "max_staleness": given.max_staleness}
-        return trl_rollout(conversation, **settings, models={"user": user_on(given.models, "sglang")})
+        settings |= {"reward": judged, "limits": SETTINGS["limits"]}
+        rule, models = MaxStaleness(given.max_staleness, "mask"), {"user": user_on(given.models, "sglang")}
+        return trl_rollout(conversation, **settings, max_staleness=rule, models=models)
 
     def config(**settings: Any) -> Any:
         return GRPOConfig(**{**settings, "max_completion_length": 900})
