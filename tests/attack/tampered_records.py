@@ -23,6 +23,7 @@ import numpy as np
 from strands_sglang import SGLangModel
 from strands_sglang.engine import Capability
 from strands_sglang.engine.protocol import Prefill, PromptImage, TokenIds
+from strands_sglang.ledger.encoding import decoded
 from strands_sglang.ledger.event import Event, EventKind
 from strands_sglang.ledger.run_dir import read_run, shard_paths, write_run
 from strands_sglang.ledger.seal import seal
@@ -89,7 +90,9 @@ async def record(directory: Path) -> None:
 
 
 def events_of(directory: Path) -> list[bytes]:
-    return [raw for path in shard_paths(directory) for block in ShardReader(path) for raw in block.events]
+    """Return the events of all shards, each after the one it follows: names of files do not tell their order."""
+    raws = [raw for path in shard_paths(directory) for block in ShardReader(path) for raw in block.events]
+    return sorted(raws, key=lambda raw: decoded(raw)[0].number)
 
 
 # Changes: each changes an event, and returns False if there is nothing to change.

@@ -7,6 +7,7 @@ trainer's own. A line that a later one replaces does not count, and is not kept.
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Collection
 from pathlib import Path
@@ -14,7 +15,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from strands_sglang.ledger.fingerprint import digest_of
 from strands_sglang.ledger.trainer_values import TRAINER_FILE, TrainerValues, lines_from, parsed
 from strands_sglang.proof.episode import EpisodeProof
 from strands_sglang.proof.finding import Finding, FindingKind
@@ -82,4 +82,6 @@ class TrainerComparison:
 
 
 def _kept_name(name: str) -> str:
-    return sys.intern(name if len(name) <= _NAME else name[:_NAME] + digest_of(name))
+    if len(name) > _NAME:
+        name = name[:_NAME] + hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return sys.intern(name)

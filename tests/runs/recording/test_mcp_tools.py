@@ -216,12 +216,14 @@ async def test_server_that_hangs_delays_only_itself(server: McpServer) -> None:
             raise ValueError("too late")
 
     others = [MCPTools(lambda: Hanging(lambda: None), name="other") for _ in range(9)]  # type: ignore[arg-type, return-value]
+    served = MCPTools(server.connect)
     waiting = [asyncio.ensure_future(one.load()) for one in others]
     try:
-        assert await asyncio.wait_for(MCPTools(server.connect).load(), 60)
+        assert await asyncio.wait_for(served.load(), 60)
         assert not any(one.done() for one in waiting)
     finally:
         free.set()
+        await served.close()
     late = await asyncio.gather(*waiting, return_exceptions=True)
     assert all(isinstance(one, ToolUnavailableError) for one in late), late
 
