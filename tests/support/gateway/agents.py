@@ -37,7 +37,7 @@ class WireAgent:
             text = await response.text()
             if response.status != 200:
                 raise WireError(response.status, json.loads(text), dict(response.headers))
-        return _REPLIES[self.protocol](text) if self.streams else json.loads(text)
+        return REPLIES[self.protocol](text) if self.streams else json.loads(text)
 
     async def run(self, prompt: str, results: Callable[[dict[str, Any]], str] = lambda call: "ok") -> str:
         """Answer a prompt: ask, run the calls of each reply, until a reply has none; return its text."""
@@ -167,4 +167,5 @@ def _messages(text: str) -> dict[str, Any]:
     return whole
 
 
-_REPLIES = {"chat": _chat, "responses": _responses, "messages": _messages}
+REPLIES: dict[str, Callable[[str], dict[str, Any]]] = {"chat": _chat, "responses": _responses, "messages": _messages}
+"""By protocol: what puts a reply together again from its events."""
