@@ -325,7 +325,9 @@ async def test_a_flood_is_told_to_wait() -> None:
         for number, agent in enumerate(agents):
             agent.say(f"Hello {number}.")
         asking = [asyncio.ensure_future(agent.ask()) for agent in agents]
-        done, _ = await asyncio.wait(asking, timeout=1)
+        while sum(one.done() for one in asking) < 20:
+            await asyncio.sleep(0.02)
+        done, _ = await asyncio.wait(asking, timeout=0.5)
         assert len(done) == 20
         for one in done:
             error = one.exception()

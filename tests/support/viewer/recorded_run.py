@@ -163,5 +163,5 @@ def tasks(groups: int = 6) -> list[Task]:
 async def write_recorded_run(directory: Path, *, groups: int = 6, samples: int = 4) -> RunResult:
     return await run(
         build, tasks(groups), DemoEngine(), directory, reward=score, samples_per_task=samples,
-        limits=Limits(tool_timeout=2, max_turns=12), preflight=False, stop_if_first_fail=None,
+        limits=Limits(tool_timeout=5, max_turns=12), preflight=False, stop_if_first_fail=None,
     )  # fmt: skip
